@@ -1,0 +1,1 @@
+"""What crosses process borders: requests, payloads, control messages, and their encoding."""

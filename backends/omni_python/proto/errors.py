@@ -1,0 +1,63 @@
+"""The errors that a client can see, each with the code that Triton reports."""
+
+from __future__ import annotations
+
+import enum
+
+
+class ErrorCode(enum.IntEnum):
+    """Wire values of error codes; their names are Triton's (`TRITONSERVER_Error_Code`)."""
+
+    INTERNAL = 1
+    NOT_FOUND = 2
+    INVALID_ARGUMENT = 3
+    UNAVAILABLE = 4
+    UNSUPPORTED = 5
+    CANCELLED = 7
+    DEADLINE_EXCEEDED = 8
+
+
+class OmniError(Exception):
+    """Base of every error that ends a request. `str(error)` is what the client reads."""
+
+    code: ErrorCode = ErrorCode.INTERNAL
+
+    @staticmethod
+    def from_code(code: int, message: str) -> OmniError:
+        """The error of `code`, as it was before it crossed the wire; unknown codes are INTERNAL."""
+        return _BY_CODE.get(code, OmniError)(message)
+
+
+class InvalidArgument(OmniError):
+    """The request itself is wrong; the message says what would be valid."""
+
+    code = ErrorCode.INVALID_ARGUMENT
+
+
+class Unsupported(OmniError):
+    """Valid in general, but not for this pipeline or this server."""
+
+    code = ErrorCode.UNSUPPORTED
+
+
+class Unavailable(OmniError):
+    """The server cannot take or finish the request now (overload, a dead stage); trying again may help."""
+
+    code = ErrorCode.UNAVAILABLE
+
+
+class Cancelled(OmniError):
+    """The client left, or asked for the end."""
+
+    code = ErrorCode.CANCELLED
+
+
+class DeadlineExceeded(OmniError):
+    """The request's time is up."""
+
+    code = ErrorCode.DEADLINE_EXCEEDED
+
+
+_BY_CODE: dict[int, type[OmniError]] = {
+    cls.code: cls for cls in (OmniError, InvalidArgument, Unsupported, Unavailable, Cancelled, DeadlineExceeded)
+}

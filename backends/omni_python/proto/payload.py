@@ -1,0 +1,65 @@
+"""Typed payloads: what one stage hands to the next."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+
+from omni_python.proto.errors import OmniError
+
+
+class UnknownPayload(OmniError):
+    """A message names a payload type that this process has not imported."""
+
+
+_TYPES: dict[str, type[Payload]] = {}
+
+
+class Payload(msgspec.Struct, array_like=True):
+    """Base of everything that crosses an edge.
+
+    Subclasses are ordinary msgspec structs whose fields are plain Python values, nested structs or
+    containers of them, `bytes`, `np.ndarray` or `torch.Tensor`. The field's annotation decides as what
+    a tensor arrives: `np.ndarray` (a process without torch can read it) or `torch.Tensor`.
+
+    Fields go over the wire by position: append new ones at the end, with defaults.
+    Receivers must treat tensors as read-only; they may be views of another process's memory.
+    """
+
+    def __init_subclass__(cls, **kwargs: object) -> None:
+        super().__init_subclass__(**kwargs)
+        _TYPES[type_name(cls)] = cls
+
+
+def type_name(cls: type[Payload]) -> str:
+    """The name by which `cls` is known on the wire: `<last module name>.<class name>`."""
+    return f"{cls.__module__.rsplit('.', 1)[-1]}.{cls.__qualname__}"
+
+
+def payload_type(name: str) -> type[Payload]:
+    """The class behind a wire name; raises `UnknownPayload` where no imported module defines it."""
+    try:
+        return _TYPES[name]
+    except KeyError:
+        known = ", ".join(sorted(_TYPES)) or "none"
+        raise UnknownPayload(f"payload type {name!r} is not known to this process (known: {known})") from None
+
+
+class TextOutput(Payload):
+    """Text for the client, from a terminal stage: a delta, or all of it.
+
+    `finish_reason` ("stop", "length", ...) and the token counts are set on the last one alone.
+    """
+
+    text: str
+    finish_reason: str | None = None
+    num_input_tokens: int = 0
+    num_output_tokens: int = 0
+
+
+class AudioOutput(Payload):
+    """Speech for the client, from a terminal stage: float32 samples [n] in -1..1, a chunk or all of them."""
+
+    samples: np.ndarray
+    sample_rate: int
+    finish_reason: str | None = None

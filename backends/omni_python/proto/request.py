@@ -1,0 +1,60 @@
+"""A client's request after its tensors were read: chat messages, media, and how to answer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from omni_python.proto.payload import Payload
+
+
+class TextPart(msgspec.Struct, tag="text", frozen=True):
+    text: str
+
+
+class AudioPart(msgspec.Struct, tag="audio", frozen=True):
+    """Either `data`, an encoded file (wav, mp3, ...), or `samples`, float32 mono [n] at `sample_rate` Hz."""
+
+    data: bytes | None = None
+    samples: np.ndarray | None = None
+    sample_rate: int | None = None
+
+
+class ImagePart(msgspec.Struct, tag="image", frozen=True):
+    """An encoded image file (png, jpeg, webp, ...)."""
+
+    data: bytes
+
+
+class VideoPart(msgspec.Struct, tag="video", frozen=True):
+    """An encoded video file; its sound track is used where it has one and `use_audio` is set."""
+
+    data: bytes
+    use_audio: bool = True
+
+
+ContentPart = TextPart | AudioPart | ImagePart | VideoPart
+
+
+class Message(msgspec.Struct, frozen=True):
+    """One turn of the conversation; `role` is "system", "user" or "assistant"."""
+
+    role: str
+    content: list[ContentPart]
+
+
+class OmniRequest(Payload):
+    """What the coordinator submits to the entry stage.
+
+    `modalities` None means what the pipeline gives by default; `sampling` is the client's JSON object,
+    whose keys the model family checks.
+    """
+
+    messages: list[Message]
+    modalities: list[str] | None = None
+    voice: str | None = None
+    sampling: dict[str, Any] = {}
+    stream: bool = False
+    echo: bool = False

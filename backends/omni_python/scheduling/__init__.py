@@ -1,0 +1,1 @@
+"""Schedulers: what runs inside a stage, behind one contract."""
