@@ -1,0 +1,1 @@
+"""Model families: each folder declares a pipeline and what its stages compute."""
