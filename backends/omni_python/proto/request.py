@@ -1,4 +1,7 @@
-"""A client's request after its tensors were read: chat messages, media, and how to answer."""
+"""A client's request after its tensors were read: chat messages, media, and how to answer.
+
+Encoded files are uint8 arrays and not `bytes`, so that they travel by relay like any tensor.
+"""
 
 from __future__ import annotations
 
@@ -15,23 +18,23 @@ class TextPart(msgspec.Struct, tag="text", frozen=True):
 
 
 class AudioPart(msgspec.Struct, tag="audio", frozen=True):
-    """Either `data`, an encoded file (wav, mp3, ...), or `samples`, float32 mono [n] at `sample_rate` Hz."""
+    """Either `data`, an encoded file (wav, mp3, ...) as uint8 [n], or `samples`, float32 mono [n] at `sample_rate` Hz."""
 
-    data: bytes | None = None
+    data: np.ndarray | None = None
     samples: np.ndarray | None = None
     sample_rate: int | None = None
 
 
 class ImagePart(msgspec.Struct, tag="image", frozen=True):
-    """An encoded image file (png, jpeg, webp, ...)."""
+    """An encoded image file (png, jpeg, webp, ...) as uint8 [n]."""
 
-    data: bytes
+    data: np.ndarray
 
 
 class VideoPart(msgspec.Struct, tag="video", frozen=True):
-    """An encoded video file; its sound track is used where it has one and `use_audio` is set."""
+    """An encoded video file as uint8 [n]; its sound track is used where it has one and `use_audio` is set."""
 
-    data: bytes
+    data: np.ndarray
     use_audio: bool = True
 
 

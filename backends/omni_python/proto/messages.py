@@ -1,0 +1,168 @@
+"""The control plane's messages. Small, typed, and each with the epoch of its sender.
+
+An epoch is a random number drawn once by each process: it tells a restarted process from its predecessor.
+Fields are encoded by position: append only, with defaults.
+"""
+
+from __future__ import annotations
+
+import secrets
+
+import msgspec
+
+from omni_python.proto.errors import ErrorCode, OmniError
+
+
+class ShmRef(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """Where a payload's tensors lie: a slot of the sender's shared-memory pool.
+
+    `pid` and `fd` name the memory (`/proc/<pid>/fd/<fd>`), `size` is the whole segment's, `generation` tells
+    one use of the slot from the next. `pressed`: the pool is running low, so copy out and give the slot back.
+    """
+
+    pid: int
+    fd: int
+    size: int
+    offset: int
+    nbytes: int
+    generation: int
+    pressed: bool = False
+
+
+class Envelope(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """An encoded payload. Its tensors are `inline`, or in the slot `ref`."""
+
+    type: str
+    body: bytes
+    inline: bytes = b""
+    ref: ShmRef | None = None
+
+
+class WireError(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """An error on its way to the client."""
+
+    code: int
+    message: str
+
+    @classmethod
+    def of(cls, error: BaseException) -> WireError:
+        """Any exception; those that are not `OmniError` become INTERNAL with their type's name."""
+        if isinstance(error, OmniError):
+            return cls(int(error.code), str(error))
+        return cls(int(ErrorCode.INTERNAL), f"{type(error).__name__}: {error}")
+
+    def exception(self) -> OmniError:
+        return OmniError.from_code(self.code, self.message)
+
+
+class _Message(msgspec.Struct, array_like=True, frozen=True, tag=True, gc=False):
+    epoch: int
+
+
+class SubmitMessage(_Message, frozen=True):
+    """Coordinator to the entry stage's model, by BLS: start this request."""
+
+    request_id: str
+    stage: str
+    payload: Envelope
+
+
+class SubmitReply(msgspec.Struct, array_like=True, frozen=True):
+    """The entry stage's answer: the epoch of the instance that took the request, or why it was refused."""
+
+    epoch: int
+    error: WireError | None = None
+
+
+class DataReadyMessage(_Message, frozen=True):
+    """Stage to stage: a payload, a stream chunk (`chunk_id` >= 0, counted per edge and request), or the end of the
+    stream (`is_done`, no payload; `chunk_id` is then the number of chunks sent)."""
+
+    request_id: str
+    source: str
+    target: str
+    payload: Envelope | None = None
+    chunk_id: int = -1
+    is_done: bool = False
+
+
+class StreamMessage(_Message, frozen=True):
+    """Terminal stage to coordinator: one chunk for the client."""
+
+    request_id: str
+    source: str
+    payload: Envelope
+
+
+class CompleteMessage(_Message, frozen=True):
+    """Stage to coordinator: a terminal stage's result, or any stage's failure."""
+
+    request_id: str
+    source: str
+    payload: Envelope | None = None
+    error: WireError | None = None
+
+
+class AbortMessage(_Message, frozen=True):
+    """Coordinator to every stage process: drop this request. Repeating it does no harm."""
+
+    request_id: str
+
+
+class CreditMessage(_Message, frozen=True):
+    """Receiver to sender of payloads: these slots (fd, offset, generation) are free again."""
+
+    slots: list[tuple[int, int, int]]
+
+
+class RegisterMessage(_Message, frozen=True):
+    """Stage process to coordinator, once a second: here I am. `view` is the newest `PeersMessage` it has seen."""
+
+    process: str
+    stages: list[str]
+    pid: int
+    address: str
+    view: tuple[int, int]
+
+
+class Peer(msgspec.Struct, array_like=True, frozen=True):
+    """A stage process that the coordinator knows."""
+
+    process: str
+    stages: list[str]
+    epoch: int
+    pid: int
+    address: str
+
+
+class PeersMessage(_Message, frozen=True):
+    """Coordinator to every stage process: all processes of the pipeline, whenever that changes."""
+
+    version: int
+    pid: int
+    address: str
+    peers: list[Peer]
+
+
+ControlMessage = (
+    SubmitMessage
+    | DataReadyMessage
+    | StreamMessage
+    | CompleteMessage
+    | AbortMessage
+    | CreditMessage
+    | RegisterMessage
+    | PeersMessage
+)
+
+_encoder = msgspec.msgpack.Encoder()
+encode_message = _encoder.encode
+decode_message = msgspec.msgpack.Decoder(ControlMessage).decode
+"""Both are thread-safe. `decode_message` raises `msgspec.MsgspecError` for anything that is no message."""
+
+decode_reply = msgspec.msgpack.Decoder(SubmitReply).decode
+
+
+def new_epoch() -> int:
+    """A process's epoch: 62 random bits."""
+    return secrets.randbits(62)
