@@ -143,6 +143,7 @@ def test_hostile_bytes_are_refused(body: bytes, why: str) -> None:
         PayloadDecoder().decode("test_codec.Everything", body, np.zeros(64, np.uint8))
 
 
+@pytest.mark.filterwarnings("ignore:The given NumPy array is not writable")
 @settings(deadline=None, max_examples=200)
 @given(st.data())
 def test_truncated_or_damaged_messages_never_do_more_than_fail(data: st.DataObject) -> None:

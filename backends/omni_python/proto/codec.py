@@ -104,8 +104,9 @@ class EncodedPayload:
             dtype_id = _DTYPE_IDS[dtype]
         except KeyError:
             raise TypeError(f"dtype {dtype} may not cross a stage border") from None
-        offset = self.nbytes
+        offset = 0
         if data.nbytes:
+            offset = self.nbytes
             self._buffers.append((offset, data))
             self.nbytes = offset + data.nbytes
             self.nbytes += -self.nbytes % ALIGNMENT
