@@ -1,0 +1,32 @@
+"""`omni checkpoint OUT`: write a tiny Qwen3-Omni checkpoint with random weights, for trying and testing."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+
+def add_parser(subparsers: Any) -> argparse.ArgumentParser:
+    """Declare the subcommand on what `ArgumentParser.add_subparsers` returned."""
+    parser = subparsers.add_parser(
+        "checkpoint",
+        help="write a tiny Qwen3-Omni checkpoint with random weights",
+        description="Write a tiny Qwen3-Omni checkpoint (1 M random weights, the same on every machine) as a Hugging "
+        "Face directory. It speaks nonsense, but runs through every stage of the real model in milliseconds.",
+    )
+    parser.add_argument("out", type=Path, metavar="OUT", help="the directory to write; created if missing")
+    parser.add_argument("--seed", type=int, default=0, help="another seed gives other weights (default: %(default)s)")
+    parser.add_argument("--force", action="store_true", help="write even into a directory that is not empty")
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    """Build the checkpoint and print its path and hash; 1 where OUT is in use."""
+    from omni_python.models.qwen3_omni.tiny import build
+
+    if args.out.exists() and (not args.out.is_dir() or any(args.out.iterdir())) and not args.force:
+        print(f"{args.out} exists and is not an empty directory; choose another or pass --force")
+        return 1
+    print(f"{args.out}  sha256 {build(args.out, seed=args.seed)}")
+    return 0
