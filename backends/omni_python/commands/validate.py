@@ -1,0 +1,114 @@
+"""`omni validate PATH...`: explain what pipelines come to, or everything that is wrong with them."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from omni_python.config.schema import PipelineConfig
+    from omni_python.config.topology import ProcessGroup, Topology
+
+_DESCRIPTION = """\
+Check pipelines and print what each comes to: its Triton models, their stages, and the edges between them. Every problem
+is printed with the path of its field. Exit status 2 if there was one.
+"""
+
+
+def add_parser(subparsers: Any) -> argparse.ArgumentParser:
+    """Declare the subcommand on what `ArgumentParser.add_subparsers` returned."""
+    parser: argparse.ArgumentParser = subparsers.add_parser(
+        "validate",
+        help="check pipelines and print their topology",
+        description=_DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "paths",
+        nargs="+",
+        type=Path,
+        metavar="PATH",
+        help="a pipeline's YAML file, or a model repository (or one model's folder), whose pipelines are all checked",
+    )
+    parser.add_argument(
+        "--no-import",
+        action="store_true",
+        help="do not import the functions that the pipeline names, nor check the arguments of its factories",
+    )
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print a description of each pipeline, or its problems on stderr; 2 if any has problems."""
+    from omni_python.config.errors import ConfigError
+    from omni_python.config.files import load_pipeline
+    from omni_python.config.resolve import check_imports
+
+    failed = False
+    for index, path in enumerate(path for given in args.paths for path in pipeline_files(given)):
+        try:
+            config = load_pipeline(path)
+            problems = [] if args.no_import else check_imports(config)
+            if problems:
+                raise ConfigError(problems)
+        except ConfigError as error:
+            failed = True
+            print(f"{path}: {len(error.problems)} problem{'s' * (len(error.problems) > 1)}", file=sys.stderr)
+            for problem in error.problems:
+                print(f"  {problem}", file=sys.stderr)
+        else:
+            print("\n" * (index > 0) + f"{path}: valid\n{describe(config)}")
+    return 2 if failed else 0
+
+
+def pipeline_files(path: Path) -> list[Path]:
+    """`path` itself if it is a file, else the pipelines of the model repository or model folder `path`.
+
+    Raises `ConfigError` if there are none.
+    """
+    from omni_python.config.errors import config_error
+
+    if not path.is_dir():
+        return [path]
+    found = sorted(path.glob("1/pipeline.yaml")) or sorted(path.glob("*/1/pipeline.yaml"))
+    if not found:
+        raise config_error(str(path), "holds no pipeline (neither 1/pipeline.yaml nor <pipeline>/1/pipeline.yaml)")
+    return found
+
+
+def describe(config: PipelineConfig) -> str:
+    """The topology for people: one line a Triton model, and under it a line for each stage and each edge."""
+    from omni_python.config.topology import resolve_topology
+
+    topology = resolve_topology(config)
+    lines = [f"pipeline {topology.pipeline}  (model {config.model_path}, relay {config.relay_backend})"]
+    lines.append(f"  {topology.orchestrator_model}  orchestrator, CPU")
+    for group in topology.groups:
+        lines.append(f"  {group.triton_model}  {_placement(group)}")
+        for name in group.stages:
+            lines += _stage_lines(config, topology, name)
+    return "\n".join(lines)
+
+
+def _placement(group: ProcessGroup) -> str:
+    where = f"GPU {', '.join(map(str, group.gpus))}" if group.gpus else "CPU"
+    ranks = f", processes {', '.join(group.rank_processes)}" if group.tp_size > 1 else ""
+    return f"process {group.name}, {where}{ranks}"
+
+
+def _stage_lines(config: PipelineConfig, topology: Topology, name: str) -> list[str]:
+    stage = config.stage(name)
+    marks = [mark for mark, holds in (("entry", name == topology.entry_stage), ("terminal", stage.terminal)) if holds]
+    lines = [f"    {name}{f'  ({", ".join(marks)})' if marks else ''}"]
+    if stage.wait_for:
+        chosen = ", as the request needs" if stage.wait_for_fn else ""
+        lines.append(f"      waits for {', '.join(stage.wait_for)}{chosen}")
+    for edge in topology.edges_from(name):
+        kind = "result" if edge.kind == "next" else "stream"
+        notes = ["same process"] * edge.same_process
+        if edge.kind == "next" and stage.route_fn:
+            notes.append("as the request needs")
+        lines.append(f"      {kind} -> {edge.target}{f'  ({", ".join(notes)})' if notes else ''}")
+    return lines

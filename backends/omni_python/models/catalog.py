@@ -1,0 +1,9 @@
+"""The pipelines that come with the package, by the short names that `omni compile` takes."""
+
+from __future__ import annotations
+
+PIPELINES: dict[str, str] = {
+    "qwen3_omni": "omni_python.models.qwen3_omni.config.Qwen3OmniSpeechPipelineConfig",
+    "qwen3_omni_text": "omni_python.models.qwen3_omni.config.Qwen3OmniTextPipelineConfig",
+}
+"""Short name to the dotted path of the `PipelineConfig` class."""
