@@ -35,7 +35,8 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     parser.add_argument(
         "--no-import",
         action="store_true",
-        help="do not import the functions that the pipeline names, nor check the arguments of its factories",
+        help="do not import the functions that a pipeline names, nor check the arguments of its factories "
+        "(the class that config_cls names is imported in any case)",
     )
     return parser
 
@@ -101,7 +102,7 @@ def _placement(group: ProcessGroup) -> str:
 def _stage_lines(config: PipelineConfig, topology: Topology, name: str) -> list[str]:
     stage = config.stage(name)
     marks = [mark for mark, holds in (("entry", name == topology.entry_stage), ("terminal", stage.terminal)) if holds]
-    lines = [f"    {name}{f'  ({", ".join(marks)})' if marks else ''}"]
+    lines = [_noted(f"    {name}", marks)]
     if stage.wait_for:
         chosen = ", as the request needs" if stage.wait_for_fn else ""
         lines.append(f"      waits for {', '.join(stage.wait_for)}{chosen}")
@@ -110,5 +111,9 @@ def _stage_lines(config: PipelineConfig, topology: Topology, name: str) -> list[
         notes = ["same process"] * edge.same_process
         if edge.kind == "next" and stage.route_fn:
             notes.append("as the request needs")
-        lines.append(f"      {kind} -> {edge.target}{f'  ({", ".join(notes)})' if notes else ''}")
+        lines.append(_noted(f"      {kind} -> {edge.target}", notes))
     return lines
+
+
+def _noted(text: str, notes: list[str]) -> str:
+    return f"{text}  ({', '.join(notes)})" if notes else text

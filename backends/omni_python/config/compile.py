@@ -130,11 +130,10 @@ def _owner(settings: Path) -> str | None:
 
 def _check_owners(pipeline: str, models: list[str], repository: Path) -> None:
     problems = [
-        Problem(
-            "name", f"the model folder {repository / name} is not part of pipeline {pipeline!r}; choose another name"
-        )
+        Problem("name", f"the folder {repository / name} is not part of pipeline {pipeline!r}; choose another name")
         for name in models
-        if any((repository / name).rglob("*.*")) and _owner(repository / name / "config.pbtxt") != pipeline
+        if any(path.is_file() for path in (repository / name).rglob("*"))
+        and _owner(repository / name / "config.pbtxt") != pipeline
     ]
     if problems:
         raise ConfigError(problems)
