@@ -1,0 +1,1 @@
+"""Starting a tritonserver, and the HTTP front beside it."""

@@ -1,0 +1,32 @@
+"""Read the reason of a failure from a tritonserver's log."""
+
+from __future__ import annotations
+
+import json
+import re
+
+# Lines as `E1128 00:15:25.578753 5270 model_lifecycle.cc:642] "message with \n escaped"`.
+_ERROR_LINE = re.compile(r"^E\d{4} [\d:.]+ \d+ \S+\] (.*)$|^(error: .*)$")
+_NO_MODEL_FAILED = ("CudaDriverHelper",)  # what every server without a GPU reports
+_TAIL_LINES = 20
+
+
+def failure_reason(log: str) -> str:
+    """The part of `log` that tells why the server or a model did not start.
+
+    The models that failed, each with its exception; else the errors; else the last lines.
+    """
+    errors = [message for message in map(_error_message, log.splitlines()) if message]
+    models = [message for message in errors if message.startswith("failed to load '")]
+    return "\n".join(models or errors or log.splitlines()[-_TAIL_LINES:]) or "its log is empty"
+
+
+def _error_message(line: str) -> str | None:
+    match = _ERROR_LINE.match(line)
+    if match is None or any(harmless in line for harmless in _NO_MODEL_FAILED):
+        return None
+    message = match[1] or match[2]
+    try:
+        return str(json.loads(message)).strip()
+    except ValueError:
+        return message.strip()

@@ -1,0 +1,265 @@
+"""Run a tritonserver as a child process: start it, wait until its models are ready, stop it without a trace."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import TracebackType
+
+from omni_python.serve.environment import Installation, find_installation
+from omni_python.serve.server_log import failure_reason
+
+SHARED_MEMORY = Path("/dev/shm")
+_POLL_S = 0.1
+_KILL_MARGIN_S = 5.0  # past the server's own exit timeout
+
+
+class ServerFailed(RuntimeError):
+    """The server ended, or a model could not be loaded; the message has the reason from its log."""
+
+
+def _new_name() -> str:
+    return f"omni_{os.getpid()}_{secrets.token_hex(4)}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerOptions:
+    """What to serve, and where. A port of 0 stands for a free one.
+
+    `models` are loaded at the start (explicit mode, in which a dead model can be loaded again; `*` is all). `name` is
+    the server's id and begins the names of its shared-memory regions; by default a new one. Building an AR stage can
+    take minutes (imports, kernels, CUDA graphs), hence the long `stub_timeout_s`. `extra` goes to tritonserver.
+    """
+
+    model_repository: Path
+    host: str = "127.0.0.1"
+    http_port: int = 0
+    grpc_port: int = 0
+    metrics_port: int = 0
+    models: tuple[str, ...] = ("*",)
+    backend_directory: Path | None = None
+    name: str = ""
+    stub_timeout_s: int = 600
+    exit_timeout_s: int = 30
+    extra: tuple[str, ...] = ()
+
+    def resolved(self) -> ServerOptions:
+        """The same with free ports and a name filled in, and an absolute repository."""
+        ports = free_ports(self.host, [self.http_port, self.grpc_port, self.metrics_port])
+        return replace(
+            self,
+            model_repository=self.model_repository.resolve(),
+            http_port=ports[0],
+            grpc_port=ports[1],
+            metrics_port=ports[2],
+            name=self.name or _new_name(),
+        )
+
+    def command(self, installation: Installation) -> list[str]:
+        """The command line of `installation`'s server."""
+        return [
+            str(installation.executable),
+            f"--id={self.name}",
+            f"--model-repository={self.model_repository}",
+            f"--backend-directory={self.backend_directory or installation.backend_directory}",
+            "--model-control-mode=explicit",
+            *(f"--load-model={model}" for model in self.models),
+            # The configurations are complete; guessing at them would start every stub twice.
+            "--disable-auto-complete-config",
+            f"--backend-config=python,shm-region-prefix-name={self.name}_",
+            f"--backend-config=python,stub-timeout-seconds={self.stub_timeout_s}",
+            f"--exit-timeout-secs={self.exit_timeout_s}",
+            *(f"--{service}-address={self.host}" for service in ("http", "grpc", "metrics")),
+            f"--http-port={self.http_port}",
+            f"--grpc-port={self.grpc_port}",
+            f"--metrics-port={self.metrics_port}",
+            *self.extra,
+        ]
+
+
+def free_ports(host: str, ports: list[int]) -> list[int]:
+    """`ports` with each 0 replaced by a port that is free now, all different."""
+    with contextlib.ExitStack() as held:
+        result = []
+        for port in ports:
+            if port == 0:
+                holder = held.enter_context(socket.create_server((host, 0)))
+                port = holder.getsockname()[1]
+            result.append(port)
+        return result
+
+
+@dataclass
+class TritonServer:
+    """A running tritonserver and its stub processes. Also a context manager, which stops it."""
+
+    host: str
+    http_port: int
+    grpc_port: int
+    metrics_port: int
+    process: subprocess.Popen[bytes]
+    log: Path
+    name: str
+    exit_timeout_s: int
+    _folder: Path
+
+    @classmethod
+    def launch(cls, options: ServerOptions, log: Path | None = None) -> TritonServer:
+        """Start the process and return at once.
+
+        Without `log`, the log is in a temporary folder that goes with the server.
+        Raises ServerSetupError where no server can run.
+        """
+        installation = find_installation()
+        options = options.resolved()
+        if not options.model_repository.is_dir():
+            raise ServerFailed(f"there is no model repository at {options.model_repository}")
+        folder = Path(tempfile.mkdtemp(prefix="omni-server-"))
+        log = log or folder / "tritonserver.log"
+        with log.open("wb") as output:
+            process = subprocess.Popen(
+                options.command(installation),
+                cwd=installation.working_directory,
+                env=installation.environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # its own process group, which its stubs share
+            )
+        return cls(
+            host="127.0.0.1" if options.host == "0.0.0.0" else options.host,
+            http_port=options.http_port,
+            grpc_port=options.grpc_port,
+            metrics_port=options.metrics_port,
+            process=process,
+            log=log,
+            name=options.name,
+            exit_timeout_s=options.exit_timeout_s,
+            _folder=folder,
+        )
+
+    @classmethod
+    def start(cls, options: ServerOptions, log: Path | None = None, timeout_s: float = 600) -> TritonServer:
+        """Start the process and wait until it is ready; see `launch` and `wait_ready`. Stopped again if that fails."""
+        server = cls.launch(options, log)
+        try:
+            server.wait_ready(timeout_s)
+        except BaseException:
+            server.stop()
+            raise
+        return server
+
+    @property
+    def http_url(self) -> str:
+        """host:port, as tritonclient.http takes it."""
+        return f"{self.host}:{self.http_port}"
+
+    @property
+    def grpc_url(self) -> str:
+        """host:port, as tritonclient.grpc takes it."""
+        return f"{self.host}:{self.grpc_port}"
+
+    def wait_ready(self, timeout_s: float) -> None:
+        """Return when the server and all its models are ready.
+
+        Raises ServerFailed as soon as the process ends or a model turns out not to load, and after `timeout_s`.
+        """
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline:
+            if self.has_exited():
+                raise ServerFailed(f"tritonserver did not start: {self.failure()}")
+            status, _ = self._http("GET", "/v2/health/ready")
+            if status == 200 and self._answers():
+                return
+            if status == 400 and self._answers() and (failed := self._failed_models()):
+                raise ServerFailed("tritonserver could not load " + "; ".join(failed))
+            time.sleep(_POLL_S)
+        raise ServerFailed(f"tritonserver was not ready after {timeout_s:g} s: {self.failure()}")
+
+    def failure(self) -> str:
+        """The reason of a failure, from the log."""
+        return failure_reason(self.log.read_text(errors="replace"))
+
+    def has_exited(self) -> bool:
+        """Whether the server's process has ended.
+
+        Looks without reaping, so that the process id, which is also its group's, stays taken until `stop`.
+        """
+        if self.process.returncode is not None:
+            return True
+        return os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+    def stop(self) -> None:
+        """End the server and its stubs and remove what they leave behind. Does nothing the second time.
+
+        SIGTERM lets requests in flight end within the server's exit timeout; what lives longer, or was left by a server
+        that died, is killed.
+        """
+        if self.process.returncode is None:
+            if not self.has_exited():
+                self.process.terminate()
+                self._wait_exit(self.exit_timeout_s + _KILL_MARGIN_S)
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+        for region in SHARED_MEMORY.glob(f"{self.name}_*"):
+            region.unlink(missing_ok=True)
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def __enter__(self) -> TritonServer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def _wait_exit(self, timeout_s: float) -> None:
+        deadline = time.monotonic() + timeout_s
+        while not self.has_exited() and time.monotonic() < deadline:
+            time.sleep(_POLL_S)
+
+    def _answers(self) -> bool:
+        """Whether it is this server that has the port: another one may, and this one is about to end for that."""
+        status, body = self._http("GET", "/v2")
+        return status == 200 and json.loads(body).get("name") == self.name
+
+    def _failed_models(self) -> list[str]:
+        status, body = self._http("POST", "/v2/repository/index")
+        if status != 200:
+            return []
+        return [
+            f"{model['name']}: {model['reason']}"
+            for model in json.loads(body)
+            if model.get("state") == "UNAVAILABLE" and model.get("reason", "unloaded") != "unloaded"
+        ]
+
+    def _http(self, method: str, path: str) -> tuple[int | None, bytes]:
+        """Status and body; None where the server does not answer (yet)."""
+        with _connection(self.host, self.http_port) as connection:
+            try:
+                connection.request(method, path)
+                response = connection.getresponse()
+                return response.status, response.read()
+            except (OSError, http.client.HTTPException):
+                return None, b""
+
+
+@contextlib.contextmanager
+def _connection(host: str, port: int) -> Iterator[http.client.HTTPConnection]:
+    connection = http.client.HTTPConnection(host, port, timeout=5)
+    try:
+        yield connection
+    finally:
+        connection.close()

@@ -1,0 +1,60 @@
+"""What every test shares: the threads' limit, the checkout's place, and a look for what a test left behind."""
+
+from __future__ import annotations
+
+import os
+
+# Before torch is imported anywhere: more threads than this only make the small tensors of the tests slower.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from importlib import metadata
+from pathlib import Path
+
+import psutil
+import pytest
+
+LeakCheck = Callable[[], AbstractContextManager[None]]
+
+
+@pytest.fixture(scope="session")
+def repo_root() -> Path:
+    """The checkout."""
+    return Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="session", autouse=True)
+def sane_environment(repo_root: Path) -> None:
+    """The tested package is this checkout's, and numpy is one that Triton's stub can carry."""
+    import omni_python
+
+    assert omni_python.__file__ is not None
+    assert Path(omni_python.__file__).is_relative_to(repo_root), f"omni_python comes from {omni_python.__file__}"
+    assert int(metadata.version("numpy").split(".")[0]) < 2
+
+
+@pytest.fixture
+def no_leaks() -> LeakCheck:
+    """`with no_leaks(): ...` fails if its body leaves a child process, or a shared-memory region, behind."""
+    return _no_leaks
+
+
+@contextmanager
+def _no_leaks() -> Iterator[None]:
+    processes, regions = _children(), _regions()
+    yield
+    _, alive = psutil.wait_procs(_children() - processes, timeout=2)
+    assert not alive, f"still running: {[process.cmdline() for process in alive]}"
+    assert not (left := _regions() - regions), f"left in /dev/shm: {sorted(left)}"
+
+
+def _children() -> set[psutil.Process]:
+    return set(psutil.Process().children(recursive=True))
+
+
+def _regions() -> set[str]:
+    """This user's regions that begin with a name of ours; other programs come and go meanwhile."""
+    return {
+        path.name for path in Path("/dev/shm").glob("omni_*") if path.owner() == Path(f"/proc/{os.getpid()}").owner()
+    }
