@@ -99,7 +99,13 @@ def test_nested_values_come_back(text, raw, number, flag, sizes, anything) -> No
     inner = [Inner(str(size), torch.rand(size)) for size in sizes]
     payload = Everything(listed=inner, text=text, raw=raw, number=number, flag=flag, anything=anything)
     decoded = round_trip(payload)
-    assert (decoded.text, decoded.raw, decoded.number, decoded.flag, decoded.anything) == (text, raw, number, flag, anything)
+    assert (decoded.text, decoded.raw, decoded.number, decoded.flag, decoded.anything) == (
+        text,
+        raw,
+        number,
+        flag,
+        anything,
+    )
     assert [i.label for i in decoded.listed] == [i.label for i in inner]
     assert all(torch.equal(a.tensor, b.tensor) for a, b in zip(decoded.listed, inner, strict=True))
 

@@ -157,7 +157,10 @@ def test_two_processes_and_a_killed_sender() -> None:
     import msgspec
 
     child = subprocess.Popen(
-        [sys.executable, "-c", CHILD], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        [sys.executable, "-c", CHILD],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     )
     assert child.stdin is not None and child.stdout is not None
     credits: queue.SimpleQueue[tuple[int, int, int, int]] = queue.SimpleQueue()

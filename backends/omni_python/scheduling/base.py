@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import abc
-import queue
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
+
+from omni_python.scheduling.fair_queue import FairQueue
 
 
 @dataclass(slots=True)
@@ -43,14 +44,16 @@ class OutgoingMessage:
 class Scheduler(abc.ABC):
     """Computes requests taken from `inbox` and puts what it makes into `outbox`.
 
+    A None in the inbox only wakes the scheduler's thread.
+
     `inbox` is written by the stage's receiving thread and read by the scheduler's own thread; `outbox` the
     other way round. After `abort(request_id)` nothing of that request is computed from the next step on and its
     state is freed; messages of it that are already in `outbox` are dropped by the stage.
     """
 
     def __init__(self) -> None:
-        self.inbox: queue.SimpleQueue[IncomingMessage | None] = queue.SimpleQueue()
-        self.outbox: queue.SimpleQueue[OutgoingMessage | None] = queue.SimpleQueue()
+        self.inbox: FairQueue[IncomingMessage] = FairQueue()
+        self.outbox: FairQueue[OutgoingMessage] = FairQueue()
 
     @abc.abstractmethod
     def start(self) -> None:
@@ -62,7 +65,7 @@ class Scheduler(abc.ABC):
 
     @abc.abstractmethod
     def abort(self, request_id: str) -> None:
-        """Drop a request, known or not. Called from any thread; returns at once."""
+        """Drop a request, known or not: its messages in `inbox` and all state. Any thread; returns at once."""
 
     def stats(self) -> Mapping[str, int]:
         """What is held now, by name; every value is 0 when no request is left (a test counts on it)."""

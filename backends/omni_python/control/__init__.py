@@ -1,0 +1,1 @@
+"""The control plane: where processes meet, and the sockets between them."""

@@ -1,0 +1,69 @@
+"""Notices at once when a process of this host dies, through pidfds: no polling of pids, no confusion by reused ones."""
+
+from __future__ import annotations
+
+import os
+import select
+import threading
+from contextlib import suppress
+
+
+class DeathWatch:
+    """Watches processes by a key (their epoch). One thread waits; any thread may watch, forget or close."""
+
+    def __init__(self) -> None:
+        self._poll = select.poll()
+        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._poll.register(self._wake, select.POLLIN)
+        self._keys: dict[int, int] = {}  # pidfd -> key
+        self._gone: list[int] = []
+        self._lock = threading.Lock()
+        self.closed = False
+
+    def watch(self, key: int, pid: int) -> None:
+        """Watch `pid` under `key`; one that is gone already is reported by the next `wait`."""
+        try:
+            pidfd = os.pidfd_open(pid)
+        except ProcessLookupError:
+            with self._lock:
+                self._gone.append(key)
+        else:
+            with self._lock:
+                self._keys[pidfd] = key
+                self._poll.register(pidfd, select.POLLIN)
+        self.wake()
+
+    def forget(self, key: int) -> None:
+        with self._lock:
+            for pidfd in [pidfd for pidfd, watched in self._keys.items() if watched == key]:
+                self._drop(pidfd)
+
+    def wait(self, timeout: float) -> list[int]:
+        """The keys of those that died; empty after `timeout` seconds, at `close`, and sometimes early."""
+        ready = self._poll.poll(timeout * 1000)
+        with suppress(BlockingIOError):
+            os.eventfd_read(self._wake)
+        with self._lock:
+            dead, self._gone = self._gone, []
+            for fd, _ in ready:
+                if fd in self._keys:
+                    dead.append(self._keys[fd])
+                    self._drop(fd)
+        return dead
+
+    def wake(self) -> None:
+        """Let `wait` return early."""
+        os.eventfd_write(self._wake, 1)
+
+    def close(self) -> None:
+        """Let `wait` return; it must not be called again afterwards."""
+        self.closed = True
+        self.wake()
+        with self._lock:
+            for pidfd in list(self._keys):
+                self._drop(pidfd)
+
+    def _drop(self, pidfd: int) -> None:
+        self._poll.unregister(pidfd)
+        del self._keys[pidfd]
+        os.close(pidfd)

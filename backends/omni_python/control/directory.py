@@ -1,0 +1,72 @@
+"""The private directory in which all processes of one server find each other's sockets.
+
+It is agreed on without configuration: every stub process is a child of the same tritonserver, whose pid and
+start time name the directory. Two servers of one user, or a server and its predecessor, never share one.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+from contextlib import suppress
+from pathlib import Path
+
+import zmq
+
+from omni_python.proto.errors import OmniError
+
+_PREFIX = "omni-"
+
+
+def server_directory(base: Path, server_pid: int) -> Path:
+    """Make, if needed, the directory of the server `server_pid` under `base`; only this user can enter it.
+
+    Raises `OmniError` when it exists but belongs to somebody else or is open to others.
+    """
+    path = base / f"{_PREFIX}{os.getuid()}-{server_pid}-{_start_time(server_pid)}"
+    try:
+        path.mkdir(mode=0o700, parents=True)
+    except FileExistsError:
+        found = path.lstat()
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+            raise OmniError(
+                f"{path} is not a private directory of this user; remove it or set endpoints.base_path"
+            ) from None
+    return path
+
+
+def remove_leftovers(directory: Path) -> list[Path]:
+    """Remove sibling directories of this user whose server is gone (killed servers leave them behind)."""
+    removed = []
+    for path in directory.parent.glob(f"{_PREFIX}{os.getuid()}-*-*"):
+        _, pid, started = path.name.removeprefix(_PREFIX).split("-", 2)
+        if path != directory and pid.isdigit() and _start_time(int(pid)) != started:
+            shutil.rmtree(path, ignore_errors=True)
+            removed.append(path)
+    return removed
+
+
+def leave_directory(directory: Path) -> None:
+    """Remove the directory if nothing is left in it."""
+    with suppress(OSError):
+        directory.rmdir()
+
+
+def socket_address(directory: Path, name: str) -> str:
+    """The ZMQ address of the socket file `name`. Raises `OmniError` where the path is longer than the system allows."""
+    path = directory / name
+    if len(os.fsencode(path)) > zmq.IPC_PATH_MAX_LEN:
+        raise OmniError(
+            f"socket path {path} is longer than {zmq.IPC_PATH_MAX_LEN} bytes; set endpoints.base_path to a shorter folder"
+        )
+    return f"ipc://{path}"
+
+
+def _start_time(pid: int) -> str:
+    """The process's start time in clock ticks since boot (field 22 of /proc/pid/stat), "" if there is none."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return ""
+    return text.rpartition(")")[2].split()[19]

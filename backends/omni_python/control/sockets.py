@@ -1,0 +1,100 @@
+"""Thin wrappers over ZMQ: one socket to receive on, one to each peer. Blocking calls, no asyncio: a hop then
+costs about 25 us instead of 85 us."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+
+import msgspec
+import zmq
+
+from omni_python.proto.errors import Unavailable
+from omni_python.proto.messages import ControlMessage, decode_message, encode_message
+
+MAX_FRAME = 64 << 20
+"""Bytes; larger payloads never travel inside a message."""
+
+HIGH_WATER_MARK = 20_000
+"""Messages queued to one peer before `Outlet.send` blocks."""
+
+SEND_TIMEOUT = 5.0
+"""Seconds after which a peer that takes nothing counts as gone."""
+
+log = logging.getLogger(__name__)
+
+
+class Inbox:
+    """A bound PULL socket and the thread that reads it.
+
+    `handle` is called with each message, on that thread. Bytes that are no message are logged and dropped; so is
+    an exception of `handle`, which must not take the process's only ear with it.
+    """
+
+    def __init__(
+        self, context: zmq.Context[zmq.Socket[bytes]], address: str, handle: Callable[[ControlMessage], None]
+    ) -> None:
+        self.address = address
+        self._context = context
+        self._handle = handle
+        self._socket = context.socket(zmq.PULL)
+        self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME)
+        self._socket.setsockopt(zmq.RCVHWM, HIGH_WATER_MARK)
+        self._socket.bind(address)
+        self._thread = threading.Thread(target=self._run, name="omni-inbox", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop the thread, close the socket and remove its file."""
+        with self._context.socket(zmq.PUSH) as wake:
+            wake.connect(self.address)
+            wake.send(b"")
+            self._thread.join()
+        self._socket.close(linger=0)
+        with suppress(OSError):
+            os.unlink(self.address.removeprefix("ipc://"))
+
+    def _run(self) -> None:
+        while frame := self._socket.recv():
+            try:
+                message = decode_message(frame)
+            except msgspec.MsgspecError as error:
+                log.warning("dropped %d bytes that are no control message: %s", len(frame), error)
+                continue
+            try:
+                self._handle(message)
+            except Exception:
+                log.exception("could not handle %s", type(message).__name__)
+
+
+class Outlet:
+    """A PUSH socket to one peer; any thread may send."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], address: str) -> None:
+        self._lock = threading.Lock()
+        self._socket = context.socket(zmq.PUSH)
+        self._socket.setsockopt(zmq.SNDHWM, HIGH_WATER_MARK)
+        self._socket.setsockopt(zmq.SNDTIMEO, int(SEND_TIMEOUT * 1000))
+        self._socket.setsockopt(zmq.RECONNECT_IVL, 20)
+        self._socket.connect(address)
+        self._address = address
+
+    def send(self, message: ControlMessage) -> None:
+        """Queue a message; raises `Unavailable` when the peer has taken none for `SEND_TIMEOUT` seconds or is closed."""
+        frame = encode_message(message)
+        try:
+            with self._lock:
+                self._socket.send(frame)
+        except zmq.Again:
+            raise Unavailable(f"the peer at {self._address} has stopped reading") from None
+        except zmq.ZMQError as error:
+            raise Unavailable(f"the peer at {self._address} cannot be reached: {error}") from error
+
+    def close(self, linger: float = 0.0) -> None:
+        with self._lock:
+            self._socket.close(linger=int(linger * 1000))

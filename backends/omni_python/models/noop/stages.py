@@ -1,0 +1,149 @@
+"""Stage factories of the no-op pipelines."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping
+
+import msgspec
+import numpy as np
+
+from omni_python.models.noop.payloads import Block, NoopParams
+from omni_python.proto.payload import TextOutput
+from omni_python.proto.request import OmniRequest
+from omni_python.scheduling.base import IncomingMessage, OutgoingMessage, Scheduler
+from omni_python.scheduling.simple import SimpleScheduler
+
+
+class NoopFailure(RuntimeError):
+    """The failure that a client asked for."""
+
+
+def create_source() -> Scheduler:
+    """Entry stage "a": OmniRequest -> Block of the size asked for."""
+    blocks: dict[int, np.ndarray] = {}
+
+    def compute(request: OmniRequest) -> Block:
+        params = NoopParams.of(request)
+        _act("a", params)
+        data = blocks.setdefault(params.nbytes, np.arange(params.nbytes, dtype=np.uint64).astype(np.uint8))
+        return Block(params, data)
+
+    return SimpleScheduler(compute)
+
+
+def create_pass(stage: str = "b") -> Scheduler:
+    """A middle stage: Block -> the same Block."""
+
+    def compute(block: Block) -> Block:
+        _act(stage, block.params)
+        return block
+
+    return SimpleScheduler(compute)
+
+
+def create_sink() -> Scheduler:
+    """Terminal stage "c": Block -> its size and checksum as JSON text."""
+
+    def compute(block: Block) -> TextOutput:
+        _act("c", block.params)
+        last = int(block.data[-1]) if len(block.data) else 0
+        return TextOutput(msgspec.json.encode({"nbytes": len(block.data), "last": last}).decode(), "stop")
+
+    return SimpleScheduler(compute)
+
+
+def create_chunk_source(target: str = "b") -> Scheduler:
+    """Entry stage "a" of the streaming pipelines: OmniRequest -> chunks to `target`, then an empty Block."""
+    return _ChunkSource(target)
+
+
+def create_chunk_sink(forward: bool = False) -> Scheduler:
+    """Terminal stage "b": counts chunks, or with `forward` sends each on to the client as text."""
+    return _ChunkSink(forward)
+
+
+def _act(stage: str, params: NoopParams) -> None:
+    if params.delay and params.delay_stage == stage:
+        time.sleep(params.delay)
+    if params.fail_stage == stage:
+        raise NoopFailure(f"stage {stage} fails, as asked")
+
+
+class _ThreadScheduler(Scheduler):
+    """One thread that handles message after message."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._thread = threading.Thread(target=self._run, name="omni-noop", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self.inbox.put(None)
+        self._thread.join()
+
+    def abort(self, request_id: str) -> None:
+        self.inbox.discard(request_id)
+
+    def _run(self) -> None:
+        while (message := self.inbox.get()) is not None:
+            self._handle(message)
+            del message  # holds a relay slot
+
+    def _handle(self, message: IncomingMessage) -> None:
+        raise NotImplementedError
+
+
+class _ChunkSource(_ThreadScheduler):
+    def __init__(self, target: str) -> None:
+        super().__init__()
+        self._target = target
+        self._chunks: dict[int, np.ndarray] = {}
+
+    def _handle(self, message: IncomingMessage) -> None:
+        request_id = message.request_id
+        try:
+            params = NoopParams.of(message.data)
+            _act("a", params)
+        except Exception as error:
+            self.outbox.put(OutgoingMessage(request_id, "error", error))
+            return
+        data = self._chunks.setdefault(params.chunk_bytes, np.zeros(params.chunk_bytes, np.uint8))
+        for _ in range(params.chunks):
+            self.outbox.put(OutgoingMessage(request_id, "stream", Block(params, data), self._target))
+        self.outbox.put(OutgoingMessage(request_id, "result", Block(params, np.empty(0, np.uint8))))
+
+
+class _ChunkSink(_ThreadScheduler):
+    """A request is over when both its stream and its result have come, in either order."""
+
+    def __init__(self, forward: bool) -> None:
+        super().__init__()
+        self._forward = forward
+        self._counts: dict[str, int] = {}
+        self._ends: dict[str, int] = {}
+
+    def abort(self, request_id: str) -> None:
+        super().abort(request_id)
+        self._counts.pop(request_id, None)
+        self._ends.pop(request_id, None)
+
+    def stats(self) -> Mapping[str, int]:
+        return {"streams": len(self._counts)}
+
+    def _handle(self, message: IncomingMessage) -> None:
+        request_id = message.request_id
+        count = self._counts.setdefault(request_id, 0)
+        if message.type == "stream_chunk":
+            self._counts[request_id] = count + 1
+            if self._forward:
+                self.outbox.put(OutgoingMessage(request_id, "stream", TextOutput("x" * len(message.data.data))))
+            return
+        self._ends[request_id] = self._ends.get(request_id, 0) + 1
+        if self._ends[request_id] == 2:
+            self._counts.pop(request_id)
+            self._ends.pop(request_id)
+            self.outbox.put(OutgoingMessage(request_id, "result", TextOutput(f'{{"chunks":{count}}}', "stop")))

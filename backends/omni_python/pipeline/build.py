@@ -1,0 +1,88 @@
+"""From a pipeline's declaration to what runs: the coordinator's spec, and a process's stages with their schedulers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from omni_python.config.resolve import apply_env_defaults, factory_kwargs, resolve_dotted, resolved_model_path
+from omni_python.config.schema import PipelineConfig, RelayConfig, StageConfig
+from omni_python.config.topology import resolve_topology
+from omni_python.pipeline.coordinator import PipelineSpec
+from omni_python.pipeline.stage import StageSpec
+from omni_python.proto.errors import OmniError
+from omni_python.scheduling.base import Scheduler
+
+
+def pipeline_spec(config: PipelineConfig) -> PipelineSpec:
+    """What the coordinator needs. Imports `terminal_stages_fn`, nothing else of the model family."""
+    topology = resolve_topology(config)
+    return PipelineSpec(
+        name=topology.pipeline,
+        entry_stage=topology.entry_stage,
+        entry_model=topology.group_of(topology.entry_stage).triton_model,
+        terminals=topology.terminal_stages,
+        stages_by_process={group.name: group.stages for group in topology.groups},
+        terminal_stages_fn=_function(config.terminal_stages_fn, "terminal_stages_fn"),
+    )
+
+
+def build_stages(config: PipelineConfig, process: str, repository: Path) -> list[tuple[StageSpec, Scheduler]]:
+    """Import and build every stage of a process. Environment defaults are set first, since they must precede imports.
+
+    Raises `ConfigError` for paths and arguments that do not fit, `OmniError` for a factory that returns no scheduler.
+    """
+    apply_env_defaults(config)
+    model_path = resolved_model_path(config, repository)
+    group = next((group for group in resolve_topology(config).groups if group.name == process), None)
+    if group is None:
+        raise OmniError(f"pipeline {config.resolved_name} has no process {process}; compile the model repository again")
+    stages = {stage.name: stage for stage in config.stages}
+    built = []
+    for name in group.stages:
+        stage = stages[name]
+        factory = resolve_dotted(stage.factory, f"stages.{name}.factory")
+        scheduler = factory(**factory_kwargs(config, stage, model_path=str(model_path)))
+        if not isinstance(scheduler, Scheduler):
+            raise OmniError(
+                f"stages.{name}.factory: {stage.factory} returned a {type(scheduler).__name__}, not a Scheduler"
+            )
+        built.append((stage_spec(stage), scheduler))
+    return built
+
+
+def stage_spec(stage: StageConfig) -> StageSpec:
+    """The stage's routing, with its functions imported."""
+    where = f"stages.{stage.name}"
+    return StageSpec(
+        name=stage.name,
+        next=stage.next_stages,
+        terminal=stage.terminal,
+        route_fn=_function(stage.route_fn, f"{where}.route_fn"),
+        wait_for=tuple(stage.wait_for or ()),
+        wait_for_fn=_function(stage.wait_for_fn, f"{where}.wait_for_fn"),
+        merge_fn=_function(stage.merge_fn, f"{where}.merge_fn"),
+        stream_to=tuple(stage.stream_to),
+        stream_done_to_fn=_function(stage.stream_done_to_fn, f"{where}.stream_done_to_fn"),
+        project={
+            target: resolve_dotted(path, f"{where}.project_payload.{target}")
+            for target, path in stage.project_payload.items()
+        },
+    )
+
+
+def pool_bytes(config: PipelineConfig, process: str | None = None) -> int:
+    """The size of a process's relay pool: that of its most demanding stage (None: the orchestrator's, the default)."""
+    topology = resolve_topology(config)
+    relays = [
+        stage.relay or RelayConfig()
+        for stage in config.stages
+        if process is None or topology.group_of(stage.name).name == process
+    ]
+    if process is None:
+        relays = [RelayConfig()]
+    return max(relay.slot_size_mb * relay.credits for relay in relays) << 20
+
+
+def _function(path: str | None, where: str) -> Any:
+    return resolve_dotted(path, where) if path is not None else None

@@ -1,0 +1,248 @@
+"""A stage: the IO shell around a scheduler. It gathers inputs, routes outputs, and never asks what the scheduler is."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from omni_python.pipeline.fan_in import FanIn, MergeFn, WaitForFn
+from omni_python.pipeline.recent import RecentIds
+from omni_python.proto.errors import OmniError
+from omni_python.proto.payload import Payload
+from omni_python.scheduling.base import IncomingMessage, OutgoingMessage, Scheduler
+
+RouteFn = Callable[[str, Payload], "str | Collection[str]"]
+ProjectFn = Callable[[Payload], Payload]
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class StageSpec:
+    """A stage's part of the pipeline's declaration, with its dotted paths resolved to functions."""
+
+    name: str
+    next: tuple[str, ...] = ()
+    terminal: bool = False
+    route_fn: RouteFn | None = None
+    wait_for: tuple[str, ...] = ()
+    wait_for_fn: WaitForFn | None = None
+    merge_fn: MergeFn | None = None
+    stream_to: tuple[str, ...] = ()
+    stream_done_to_fn: RouteFn | None = None
+    project: Mapping[str, ProjectFn] = field(default_factory=dict)
+
+    def targets(self, request_id: str, output: Payload) -> tuple[str, ...]:
+        """Where a result goes."""
+        return _subset("route_fn", self.route_fn, self.next, request_id, output)
+
+    def stream_done_targets(self, request_id: str, output: Payload) -> tuple[str, ...]:
+        """Which stages are told that the stream is over."""
+        return _subset("stream_done_to_fn", self.stream_done_to_fn, self.stream_to, request_id, output)
+
+
+def _subset(
+    name: str, choose: RouteFn | None, all_targets: tuple[str, ...], request_id: str, output: Payload
+) -> tuple[str, ...]:
+    if choose is None:
+        return all_targets
+    chosen = choose(request_id, output)
+    picked = (chosen,) if isinstance(chosen, str) else tuple(chosen or ())
+    if not set(picked) <= set(all_targets) or (name == "route_fn" and not picked):
+        raise OmniError(f"{name} returned {chosen!r}; it must choose from {list(all_targets)}")
+    return picked
+
+
+class StageOutlet(Protocol):
+    """How a stage's outputs leave its process, or reach a neighbour inside it."""
+
+    def send_payload(self, source: str, target: str, request_id: str, payload: Payload) -> None: ...
+    def send_chunk(self, source: str, target: str, request_id: str, chunk_id: int, payload: Payload) -> None: ...
+    def send_stream_done(self, source: str, target: str, request_id: str, chunks: int) -> None: ...
+    def send_to_client(self, source: str, request_id: str, payload: Payload) -> None: ...
+    def send_result(self, source: str, request_id: str, payload: Payload) -> None: ...
+    def send_failure(self, source: str, request_id: str, error: BaseException) -> None: ...
+
+
+class Stage:
+    """Inputs come on any thread; outputs are routed on a thread of the stage's own.
+
+    A request is over for the stage once its result was routed, it failed, or it was aborted. What still comes for
+    it then (a neighbour was faster than the news) is dropped.
+    """
+
+    def __init__(self, spec: StageSpec, scheduler: Scheduler, outlet: StageOutlet) -> None:
+        self.spec = spec
+        self.scheduler = scheduler
+        self.accepted = 0
+        """Requests that ever reached the scheduler."""
+        self._outlet = outlet
+        self._fan_in = (
+            FanIn(spec.wait_for, spec.merge_fn, spec.wait_for_fn) if spec.wait_for and spec.merge_fn else None
+        )
+        self._lock = threading.Lock()
+        self._over = RecentIds()
+        self._open: set[str] = set()
+        self._chunks_in: dict[str, dict[str, int]] = defaultdict(
+            lambda: defaultdict(int)
+        )  # request -> source -> next id
+        self._chunks_out: dict[str, dict[str, int]] = defaultdict(
+            lambda: defaultdict(int)
+        )  # request -> target -> next id
+        self._thread = threading.Thread(target=self._route_outputs, name=f"omni-{spec.name}", daemon=True)
+
+    def start(self) -> None:
+        self.scheduler.start()
+        self._thread.start()
+
+    def stop(self) -> None:
+        self.scheduler.stop()
+        self.scheduler.outbox.put(None)
+        self._thread.join()
+
+    def stats(self) -> dict[str, int]:
+        """What is held now; all zero when no request is left."""
+        return {"requests": len(self._open), "fan_in": len(self._fan_in or ()), **self.scheduler.stats()}
+
+    # -- inputs
+
+    def on_payload(self, request_id: str, source: str, payload: Payload) -> None:
+        try:
+            with self._lock:
+                if not self._admit(request_id):
+                    return
+                ready = self._fan_in.add(request_id, source, payload) if self._fan_in else payload
+            if ready is not None:
+                self.scheduler.inbox.put(IncomingMessage(request_id, "new_request", ready))
+        except Exception as error:
+            self.fail(request_id, error)
+
+    def on_chunk(self, request_id: str, source: str, chunk_id: int, payload: Payload) -> None:
+        with self._lock:
+            if not self._admit(request_id):
+                return
+            due = self._chunks_in[request_id][source]
+            self._chunks_in[request_id][source] = due + 1
+        if chunk_id != due:
+            self.fail(request_id, OmniError(f"chunk {chunk_id} from {source} came where {due} was due"))
+            return
+        self.scheduler.inbox.put(IncomingMessage(request_id, "stream_chunk", payload))
+
+    def on_stream_done(self, request_id: str, source: str, chunks: int) -> None:
+        with self._lock:
+            if not self._admit(request_id):
+                return
+            arrived = self._chunks_in[request_id][source]
+        if chunks != arrived:
+            self.fail(request_id, OmniError(f"{source} sent {chunks} chunks and {arrived} arrived"))
+            return
+        self.scheduler.inbox.put(IncomingMessage(request_id, "stream_done"))
+
+    def abort(self, request_id: str) -> None:
+        """Drop a request, known or not yet known."""
+        self._close(request_id)
+        self.scheduler.abort(request_id)
+        self.scheduler.outbox.discard(request_id)
+
+    def fail(self, request_id: str, error: BaseException) -> None:
+        """End a request with an error that arose outside the scheduler."""
+        if not self._close(request_id):
+            return
+        self.scheduler.abort(request_id)
+        self.scheduler.outbox.discard(request_id)
+        if not isinstance(error, OmniError):
+            log.error("stage %s failed request %s", self.spec.name, request_id, exc_info=error)
+        self._outlet.send_failure(self.spec.name, request_id, error)
+
+    def is_over(self, request_id: str) -> bool:
+        return request_id in self._over
+
+    def open_requests(self) -> list[str]:
+        with self._lock:
+            return list(self._open)
+
+    def _admit(self, request_id: str) -> bool:
+        """Whether input of this request is still wanted. Called with the lock held."""
+        if request_id in self._over:
+            return False
+        if request_id not in self._open:
+            self._open.add(request_id)
+            self.accepted += 1
+        return True
+
+    def _close(self, request_id: str) -> bool:
+        """Forget a request; False if it was over already."""
+        with self._lock:
+            if request_id in self._over:
+                return False
+            self._over.add(request_id)
+            self._open.discard(request_id)
+            self._chunks_in.pop(request_id, None)
+            self._chunks_out.pop(request_id, None)
+            if self._fan_in:
+                self._fan_in.discard(request_id)
+            return True
+
+    # -- outputs
+
+    def _route_outputs(self) -> None:
+        while self._route_next():
+            pass
+
+    def _route_next(self) -> bool:
+        """A method of its own, so that no payload (and no relay slot) is held while waiting for the next."""
+        message = self.scheduler.outbox.get()
+        if message is None:
+            return False
+        if message.request_id not in self._over:
+            try:
+                self._route(message)
+            except Exception as error:
+                self.fail(message.request_id, error)
+        return True
+
+    def _route(self, message: OutgoingMessage) -> None:
+        match message.type:
+            case "stream":
+                self._route_chunk(message.request_id, message.target, message.data)
+            case "result":
+                self._route_result(message.request_id, message.data)
+            case "error":
+                self.fail(message.request_id, message.data)
+
+    def _route_chunk(self, request_id: str, target: str | None, payload: Payload) -> None:
+        name = self.spec.name
+        if target is None:
+            if not self.spec.terminal:
+                raise OmniError("only a terminal stage may stream to the client; name a stage of stream_to")
+            self._outlet.send_to_client(name, request_id, payload)
+            return
+        if target not in self.spec.stream_to:
+            raise OmniError(f"streamed to {target}, which is not in stream_to ({', '.join(self.spec.stream_to)})")
+        with self._lock:
+            if request_id in self._over:
+                return
+            chunk_id = self._chunks_out[request_id][target]
+            self._chunks_out[request_id][target] = chunk_id + 1
+        self._outlet.send_chunk(name, target, request_id, chunk_id, payload)
+
+    def _route_result(self, request_id: str, output: Payload) -> None:
+        spec = self.spec
+        if spec.terminal:
+            if self._close(request_id):
+                self._outlet.send_result(spec.name, request_id, output)
+            return
+        done_targets = spec.stream_done_targets(request_id, output)
+        targets = spec.targets(request_id, output)
+        with self._lock:
+            sent = dict(self._chunks_out.get(request_id, ()))
+        for target in done_targets:
+            self._outlet.send_stream_done(spec.name, target, request_id, sent.get(target, 0))
+        for target in targets:
+            project = spec.project.get(target)
+            self._outlet.send_payload(spec.name, target, request_id, project(output) if project else output)
+        self._close(request_id)

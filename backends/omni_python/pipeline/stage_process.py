@@ -1,0 +1,239 @@
+"""Everything that one Triton model's process runs: its stages, and their connection to all others."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterable
+from pathlib import Path
+
+from omni_python.control.deaths import DeathWatch
+from omni_python.control.directory import leave_directory, socket_address
+from omni_python.pipeline.endpoint import Endpoint
+from omni_python.pipeline.stage import Stage, StageSpec
+from omni_python.proto.errors import OmniError, Unavailable
+from omni_python.proto.messages import (
+    AbortMessage,
+    CompleteMessage,
+    ControlMessage,
+    DataReadyMessage,
+    Peer,
+    PeersMessage,
+    RegisterMessage,
+    StreamMessage,
+    SubmitMessage,
+    SubmitReply,
+    WireError,
+)
+from omni_python.proto.payload import Payload
+from omni_python.scheduling.base import Scheduler
+
+FIRST_REGISTRATION = 0.05
+"""Seconds between registrations until the coordinator has answered."""
+
+HEARTBEAT = 1.0
+"""Seconds between registrations afterwards."""
+
+CLIENT = "client"
+"""The source of what the coordinator submits."""
+
+_COORDINATOR = 0
+"""Stands for the epoch of whichever coordinator listens at the well-known address."""
+
+log = logging.getLogger(__name__)
+
+
+def coordinator_address(directory: Path, pipeline: str) -> str:
+    """Where a pipeline's coordinator listens; the one address that is known beforehand."""
+    return socket_address(directory, f"{pipeline}.coordinator")
+
+
+class StageProcess:
+    """Stages that share a process, one socket for all of them. Neighbours inside hand payloads over by reference."""
+
+    def __init__(
+        self,
+        pipeline: str,
+        process: str,
+        stages: Iterable[tuple[StageSpec, Scheduler]],
+        directory: Path,
+        pool_bytes: int,
+    ) -> None:
+        self.process = process
+        self.stages = {spec.name: Stage(spec, scheduler, self) for spec, scheduler in stages}
+        self._directory = directory
+        self._endpoint = Endpoint(directory, self._on_message, pool_bytes)
+        self._endpoint.connect(_COORDINATOR, coordinator_address(directory, pipeline))
+        self._view = (0, 0)  # the coordinator's epoch and the version of its newest PeersMessage
+        self._peers: dict[str, Peer] = {}  # by stage
+        self._dead: set[int] = set()  # epochs of processes that were replaced
+        self._deaths = DeathWatch()
+        self._registration = threading.Thread(target=self._stay_registered, name="omni-register", daemon=True)
+
+    @property
+    def relay_slots_in_use(self) -> int:
+        return self._endpoint.pool.slots_in_use
+
+    def start(self) -> None:
+        for stage in self.stages.values():
+            stage.start()
+        self._endpoint.start()
+        self._registration.start()
+
+    def stop(self) -> None:
+        self._deaths.close()
+        self._registration.join()
+        for stage in self.stages.values():
+            stage.stop()
+        self._endpoint.stop()
+        leave_directory(self._directory)
+
+    def submit(self, message: SubmitMessage) -> SubmitReply:
+        """A request from the coordinator; the reply says whether it was taken."""
+        stage = self.stages.get(message.stage)
+        if stage is None:
+            error: OmniError = Unavailable(f"process {self.process} has no stage {message.stage}")
+            return SubmitReply(self._endpoint.epoch, WireError.of(error))
+        try:
+            payload = self._endpoint.unpack(message.epoch, message.payload)
+        except OmniError as failure:
+            return SubmitReply(self._endpoint.epoch, WireError.of(failure))
+        stage.on_payload(message.request_id, CLIENT, payload)
+        return SubmitReply(self._endpoint.epoch)
+
+    # -- StageOutlet
+
+    def send_payload(self, source: str, target: str, request_id: str, payload: Payload) -> None:
+        if local := self.stages.get(target):
+            local.on_payload(request_id, source, payload)
+            return
+        envelope = self._endpoint.pack(payload)
+        self._send_data(target, DataReadyMessage(self._endpoint.epoch, request_id, source, target, envelope))
+
+    def send_chunk(self, source: str, target: str, request_id: str, chunk_id: int, payload: Payload) -> None:
+        if local := self.stages.get(target):
+            local.on_chunk(request_id, source, chunk_id, payload)
+            return
+        envelope = self._endpoint.pack(payload)
+        self._send_data(target, DataReadyMessage(self._endpoint.epoch, request_id, source, target, envelope, chunk_id))
+
+    def send_stream_done(self, source: str, target: str, request_id: str, chunks: int) -> None:
+        if local := self.stages.get(target):
+            local.on_stream_done(request_id, source, chunks)
+            return
+        message = DataReadyMessage(self._endpoint.epoch, request_id, source, target, None, chunks, is_done=True)
+        self._send_data(target, message)
+
+    def send_to_client(self, source: str, request_id: str, payload: Payload) -> None:
+        envelope = self._endpoint.pack(payload)
+        self._to_coordinator(StreamMessage(self._endpoint.epoch, request_id, source, envelope))
+
+    def send_result(self, source: str, request_id: str, payload: Payload) -> None:
+        envelope = self._endpoint.pack(payload)
+        self._to_coordinator(CompleteMessage(self._endpoint.epoch, request_id, source, envelope))
+
+    def send_failure(self, source: str, request_id: str, error: BaseException) -> None:
+        message = CompleteMessage(self._endpoint.epoch, request_id, source, error=WireError.of(error))
+        try:
+            self._endpoint.send(_COORDINATOR, message)
+        except OmniError as lost:
+            log.warning("failure of request %s in stage %s could not be reported: %s", request_id, source, lost)
+
+    def _to_coordinator(self, message: StreamMessage | CompleteMessage) -> None:
+        try:
+            self._endpoint.send(_COORDINATOR, message)
+        except Unavailable:
+            self._endpoint.take_back(message.payload)
+            raise
+
+    def _send_data(self, target: str, message: DataReadyMessage) -> None:
+        peer = self._peers.get(target)
+        try:
+            if peer is None:
+                raise Unavailable("it is not registered")
+            self._endpoint.send(peer.epoch, message)
+        except Unavailable as error:
+            self._endpoint.take_back(message.payload)
+            raise Unavailable(f"stage {target} is not there: {error}") from None
+
+    # -- receiving thread
+
+    def _on_message(self, message: ControlMessage) -> None:
+        match message:
+            case DataReadyMessage():
+                self._on_data(message)
+            case AbortMessage():
+                for stage in self.stages.values():
+                    stage.abort(message.request_id)
+            case PeersMessage():
+                self._on_peers(message)
+            case _:
+                log.warning("a stage process got a %s", type(message).__name__)
+
+    def _on_data(self, message: DataReadyMessage) -> None:
+        stage = self.stages.get(message.target)
+        if stage is None or message.epoch in self._dead or stage.is_over(message.request_id):
+            self._endpoint.decline(message.epoch, message.payload)
+            return
+        if message.is_done:
+            stage.on_stream_done(message.request_id, message.source, message.chunk_id)
+            return
+        if message.payload is None:
+            log.warning("dropped a payload message without a payload from %s", message.source)
+            return
+        try:
+            payload = self._endpoint.unpack(message.epoch, message.payload)
+        except OmniError as error:
+            stage.fail(message.request_id, error)
+            return
+        if message.chunk_id < 0:
+            stage.on_payload(message.request_id, message.source, payload)
+        else:
+            stage.on_chunk(message.request_id, message.source, message.chunk_id, payload)
+
+    def _on_peers(self, message: PeersMessage) -> None:
+        if message.epoch != self._view[0]:
+            self._drop_requests()  # whatever runs here belongs to another coordinator
+            self._deaths.watch(message.epoch, message.pid)
+            self._endpoint.connect(message.epoch, message.address)
+        elif message.version <= self._view[1]:
+            return
+        epochs = {peer.epoch for peer in message.peers}
+        for peer in self._peers.values():
+            if peer.epoch not in epochs and peer.epoch not in self._dead:
+                self._dead.add(peer.epoch)
+                self._endpoint.forget(peer.epoch)
+        for peer in message.peers:
+            self._endpoint.connect(peer.epoch, peer.address)
+        self._peers = {stage: peer for peer in message.peers for stage in peer.stages}
+        self._view = (message.epoch, message.version)
+        self._deaths.wake()  # tell the coordinator: it submits nothing before everybody has seen the newest view
+
+    # -- registration thread
+
+    def _stay_registered(self) -> None:
+        """Registering again and again is also the heartbeat, and heals whatever message was lost."""
+        while not self._deaths.closed:
+            message = RegisterMessage(
+                self._endpoint.epoch,
+                self.process,
+                list(self.stages),
+                self._endpoint.pid,
+                self._endpoint.address,
+                self._view,
+            )
+            try:
+                self._endpoint.send(_COORDINATOR, message)
+            except OmniError as error:
+                log.warning("could not register: %s", error)
+            for epoch in self._deaths.wait(HEARTBEAT if self._view[0] else FIRST_REGISTRATION):
+                if epoch == self._view[0]:
+                    log.warning("the coordinator died; its requests are dropped")
+                    self._view = (0, 0)
+                    self._drop_requests()
+                self._endpoint.forget(epoch)
+
+    def _drop_requests(self) -> None:
+        for stage in self.stages.values():
+            for request_id in stage.open_requests():
+                stage.abort(request_id)

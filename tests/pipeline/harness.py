@@ -1,0 +1,115 @@
+"""Runs a whole pipeline with real sockets and real shared memory; only Triton is not there."""
+
+from __future__ import annotations
+
+import queue
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from omni_python.config.schema import PipelineConfig
+from omni_python.config.topology import resolve_topology
+from omni_python.pipeline.build import build_stages, pipeline_spec
+from omni_python.pipeline.coordinator import Coordinator, Limits
+from omni_python.pipeline.stage_process import StageProcess
+from omni_python.proto.errors import OmniError
+from omni_python.proto.messages import SubmitMessage, decode_message
+from omni_python.proto.payload import Payload
+from omni_python.proto.request import Message, OmniRequest, TextPart
+
+POOL = 4 << 20
+
+
+@dataclass
+class Sink:
+    """Collects one request's answer."""
+
+    events: queue.SimpleQueue[tuple[str, Any]] = field(default_factory=queue.SimpleQueue)
+    cancelled: bool = False
+
+    def chunk(self, payload: Payload) -> None:
+        self.events.put(("chunk", payload))
+
+    def finish(self, results: Mapping[str, Payload]) -> None:
+        self.events.put(("finish", dict(results)))
+
+    def fail(self, error: OmniError) -> None:
+        self.events.put(("fail", error))
+
+    def is_cancelled(self) -> bool:
+        return self.cancelled
+
+    def wait(self, timeout: float = 10.0) -> tuple[list[Payload], dict[str, Payload]]:
+        """The chunks and the results; raises the request's error."""
+        chunks = []
+        while True:
+            kind, value = self.events.get(timeout=timeout)
+            if kind == "chunk":
+                chunks.append(value)
+            elif kind == "fail":
+                raise value
+            else:
+                return chunks, value
+
+
+@dataclass
+class Pipeline:
+    coordinator: Coordinator
+    processes: dict[str, StageProcess]
+
+    def submit(self, **sampling: Any) -> tuple[str, Sink]:
+        sink = Sink()
+        return self.coordinator.submit(request(**sampling), sink), sink
+
+    def held(self) -> dict[str, int]:
+        """Everything that is held anywhere, by name; only what is not zero."""
+        counts = {f"coordinator.{name}": count for name, count in self.coordinator.stats().items()}
+        for process in self.processes.values():
+            counts[f"{process.process}.relay_slots"] = process.relay_slots_in_use
+            for stage in process.stages.values():
+                counts.update({f"{stage.spec.name}.{name}": count for name, count in stage.stats().items()})
+        return {name: count for name, count in counts.items() if count}
+
+    def wait_empty(self, timeout: float = 5.0) -> None:
+        end = time.monotonic() + timeout
+        while (held := self.held()) and time.monotonic() < end:
+            time.sleep(0.005)
+        assert held == {}
+
+
+def request(**sampling: Any) -> OmniRequest:
+    return OmniRequest([Message("user", [TextPart("hello")])], sampling=sampling, stream=True)
+
+
+@contextmanager
+def running(config: PipelineConfig, directory: Path, limits: Limits | None = None) -> Iterator[Pipeline]:
+    topology = resolve_topology(config)
+    processes = {
+        group.name: StageProcess(
+            config.resolved_name, group.name, build_stages(config, group.name, directory), directory, POOL
+        )
+        for group in topology.groups
+    }
+    entry = processes[topology.group_of(topology.entry_stage).name]
+
+    def bls(model: str, message: bytes) -> bytes:
+        assert model == topology.group_of(topology.entry_stage).triton_model
+        submitted = decode_message(message)
+        assert isinstance(submitted, SubmitMessage)
+        return msgspec.msgpack.encode(entry.submit(submitted))
+
+    coordinator = Coordinator(pipeline_spec(config), directory, POOL, bls, limits)
+    for process in processes.values():
+        process.start()
+    coordinator.start()
+    try:
+        yield Pipeline(coordinator, processes)
+    finally:
+        coordinator.stop()
+        for process in processes.values():
+            process.stop()

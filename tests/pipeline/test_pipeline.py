@@ -1,0 +1,162 @@
+"""A request's whole way through coordinator and stages, without Triton."""
+
+from __future__ import annotations
+
+import json
+import random
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from omni_python.models.noop.config import NoopForwardPipelineConfig, NoopLinePipelineConfig, NoopStreamPipelineConfig
+from omni_python.pipeline.coordinator import Limits, RequestState
+from omni_python.proto.errors import Cancelled, DeadlineExceeded, InvalidArgument, OmniError, Unavailable
+from omni_python.proto.payload import TextOutput
+from tests.pipeline.harness import Pipeline, Sink, request, running
+
+
+@pytest.fixture
+def directory() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="omni-test-") as path:  # pytest's own paths are too long for sockets
+        yield Path(path)
+
+
+@pytest.fixture
+def line(directory: Path) -> Iterator[Pipeline]:
+    with running(NoopLinePipelineConfig(), directory) as pipeline:
+        yield pipeline
+
+
+def answer(sink: Sink) -> dict[str, int]:
+    _, results = sink.wait()
+    [output] = results.values()
+    assert isinstance(output, TextOutput)
+    return json.loads(output.text)
+
+
+@pytest.mark.parametrize("nbytes", [0, 1, 16 << 10, (16 << 10) + 1, 1 << 20, 4 << 20, 9 << 20])
+def test_a_payload_of_any_size_goes_through(line: Pipeline, nbytes: int) -> None:
+    _, sink = line.submit(nbytes=nbytes)
+    assert answer(sink) == {"nbytes": nbytes, "last": (nbytes - 1) % 256 if nbytes else 0}
+    line.wait_empty()
+    assert line.coordinator.finished[RequestState.COMPLETED] == 1
+
+
+def test_many_at_once(line: Pipeline) -> None:
+    sizes = [random.choice((0, 100, 50_000, 700_000)) for _ in range(150)]
+    sinks = [line.submit(nbytes=size)[1] for size in sizes]
+    assert [answer(sink)["nbytes"] for sink in sinks] == sizes
+    line.wait_empty()
+
+
+@pytest.mark.parametrize("stage", ["a", "b", "c"])
+def test_a_failing_stage_fails_the_request_and_no_other(line: Pipeline, stage: str) -> None:
+    _, failing = line.submit(fail_stage=stage)
+    _, other = line.submit(nbytes=10)
+    with pytest.raises(OmniError, match=f"NoopFailure: stage {stage} fails, as asked"):
+        failing.wait()
+    assert answer(other)["nbytes"] == 10
+    line.wait_empty()
+
+
+def test_bad_parameters_are_named(line: Pipeline) -> None:
+    _, sink = line.submit(bytes=3)
+    with pytest.raises(InvalidArgument, match="unknown field `bytes`; valid keys: nbytes, chunks"):
+        sink.wait()
+
+
+def test_streams_keep_order_and_count(directory: Path) -> None:
+    with running(NoopStreamPipelineConfig(), directory) as pipeline:
+        sinks = [pipeline.submit(chunks=500, chunk_bytes=size)[1] for size in (0, 100, 20_000, 70_000)]
+        assert [answer(sink) for sink in sinks] == [{"chunks": 500}] * 4
+        pipeline.wait_empty()
+
+
+def test_chunks_reach_the_client_in_fair_turns(directory: Path) -> None:
+    with running(NoopForwardPipelineConfig(), directory) as pipeline:
+        order: list[int] = []
+
+        class Turn(Sink):
+            def chunk(self, payload: object) -> None:
+                order.append(id(self))
+
+        sinks = [Turn() for _ in range(4)]
+        for sink in sinks:
+            pipeline.coordinator.submit(request(chunks=300, chunk_bytes=10), sink)
+        for sink in sinks:
+            sink.wait()
+        firsts = [order.index(id(sink)) for sink in sinks]
+        assert max(firsts) < 900, "a stream's first chunk came only after all others had ended"
+        assert [order.count(id(sink)) for sink in sinks] == [300] * 4
+        pipeline.wait_empty()
+
+
+def test_a_client_that_leaves_ends_its_request_everywhere(line: Pipeline) -> None:
+    _, sink = line.submit(delay=0.3, nbytes=1 << 20)
+    time.sleep(0.05)
+    sink.cancelled = True
+    with pytest.raises(Cancelled):
+        sink.wait()
+    line.wait_empty()
+    assert line.coordinator.finished[RequestState.ABORTED] == 1
+
+
+def test_random_aborts_leave_nothing_behind(line: Pipeline) -> None:
+    rng = random.Random()
+    sinks = []
+    for _ in range(150):
+        request_id, sink = line.submit(nbytes=rng.choice((0, 300_000)), delay=rng.choice((0, 0.002)))
+        sinks.append(sink)
+        threading.Timer(rng.random() * 0.02, line.coordinator.abort, (request_id,)).start()
+        time.sleep(0.002)
+    ends = []
+    for sink in sinks:
+        try:
+            ends.append(answer(sink)["nbytes"] >= 0)
+        except Cancelled:
+            ends.append(False)
+    assert len(ends) == 150
+    line.wait_empty()
+
+
+def test_a_deadline_ends_a_request(directory: Path) -> None:
+    with running(NoopLinePipelineConfig(), directory, Limits(deadline=0.1)) as pipeline:
+        _, sink = pipeline.submit(delay=0.5)
+        start = time.monotonic()
+        with pytest.raises(DeadlineExceeded):
+            sink.wait()
+        assert time.monotonic() - start < 0.4
+        pipeline.wait_empty()
+
+
+def test_admission_is_bounded(directory: Path) -> None:
+    with running(NoopLinePipelineConfig(), directory, Limits(max_in_flight=3)) as pipeline:
+        sinks = [pipeline.submit(delay=0.2)[1] for _ in range(3)]
+        with pytest.raises(Unavailable, match="3 requests are in flight, which is this pipeline's limit"):
+            pipeline.submit()
+        assert [answer(sink)["nbytes"] for sink in sinks] == [0, 0, 0]
+
+
+def test_missing_processes_are_named(directory: Path) -> None:
+    with running(NoopLinePipelineConfig(), directory, Limits(grace=0.2)) as pipeline:
+        _, sink = pipeline.submit()
+        answer(sink)
+        pipeline.processes["b"].stop()
+        pipeline.coordinator._registry.remove(pipeline.processes["b"]._endpoint.epoch)
+        _, sink = pipeline.submit()
+        with pytest.raises(Unavailable, match="noop_line that are not running: b"):
+            sink.wait()
+        pipeline.processes.pop("b")
+
+
+def test_nothing_is_left_in_the_directory(directory: Path) -> None:
+    private = directory / "private"
+    private.mkdir(mode=0o700)
+    with running(NoopLinePipelineConfig(), private) as pipeline:
+        answer(pipeline.submit(nbytes=100)[1])
+        assert len(list(private.iterdir())) == 4
+    assert not private.exists()
