@@ -15,7 +15,7 @@ import psutil
 import pytest
 import tritonclient.grpc as grpc
 
-from omni_python.serve.environment import find_installation
+from omni_python.serve.environment import ServerSetupError, find_installation
 from omni_python.serve.triton_server import SHARED_MEMORY, ServerFailed, ServerOptions, TritonServer
 
 BACKEND = """
@@ -148,11 +148,17 @@ def test_a_model_that_fails_beside_others_that_serve(tmp_path: Path) -> None:
 
 
 def test_a_missing_repository_is_said(tmp_path: Path) -> None:
-    with pytest.raises(ServerFailed, match=r"no model repository at .*nowhere"):
+    with pytest.raises(ServerSetupError, match=r"no model repository at .*nowhere"):
         TritonServer.start(ServerOptions(model_repository=tmp_path / "nowhere"))
 
 
 def test_a_port_in_use_is_said(server: TritonServer, tmp_path: Path) -> None:
     options = replace(write_repository(tmp_path, "double"), http_port=server.http_port)
-    with pytest.raises(ServerFailed, match=f"{server.http_port}.* already in use"):
-        TritonServer.start(options, timeout_s=60)
+    with pytest.raises(ServerSetupError, match=f"127.0.0.1:{server.http_port} for HTTP: Address already in use"):
+        TritonServer.launch(options)
+
+
+def test_another_server_on_the_port_is_not_taken_for_ready(server: TritonServer) -> None:
+    impostor = replace(server, name="another")
+    with pytest.raises(ServerFailed, match=r"not ready after 0\.3 s"):
+        impostor.wait_ready(timeout_s=0.3)

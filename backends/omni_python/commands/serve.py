@@ -21,12 +21,12 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         description="Run a tritonserver with the omni_python backend until Ctrl-C: one on PATH, else the one of the "
         "nvidia-pytriton wheel. It becomes this process.",
     )
-    add_arguments(parser)
+    _add_own_arguments(parser)
     return parser
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments that say what to serve and where."""
+    """What to serve and where: the arguments that every command with a server takes."""
     parser.add_argument(
         "--model-repository", type=Path, default=Path("model_repository"), metavar="DIR", help="(default: %(default)s)"
     )
@@ -39,6 +39,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(
             f"--{name}-port", type=int, default=port, metavar="PORT", help="0 takes a free one (default: %(default)s)"
         )
+
+
+def _add_own_arguments(parser: argparse.ArgumentParser) -> None:
+    add_arguments(parser)
     parser.add_argument(
         "--load-model",
         action="append",
@@ -51,30 +55,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Become the server. Returns only with --print (0) or where no server can run (1)."""
-    if not args.model_repository.is_dir():
-        print(f"there is no model repository at {args.model_repository.resolve()}", file=sys.stderr)
-        return 1
-    options = ServerOptions(
-        model_repository=args.model_repository,
-        host=args.host,
-        http_port=args.http_port,
-        grpc_port=args.grpc_port,
-        metrics_port=args.metrics_port,
-        models=tuple(args.load_model or ["*"]),
-        extra=tuple(args.extra),
-    ).resolved()
     try:
+        options = ServerOptions(
+            model_repository=args.model_repository,
+            host=args.host,
+            http_port=args.http_port,
+            grpc_port=args.grpc_port,
+            metrics_port=args.metrics_port,
+            models=tuple(args.load_model or ["*"]),
+            extra=tuple(args.extra),
+        ).resolved()
         installation = find_installation()
+        command = options.command(installation)
+        if args.print:
+            print(shell_command(installation, command))
+            return 0
+        options.check_ports()
     except ServerSetupError as error:
         print(error, file=sys.stderr)
         return 1
-    command = options.command(installation)
-    if args.print:
-        print(shell_command(installation, command))
-        return 0
     ports = f"HTTP {options.http_port}, gRPC {options.grpc_port}, metrics {options.metrics_port}"
-    print(f"tritonserver on {options.host}: {ports}")
-    sys.stdout.flush()
+    print(f"tritonserver on {options.host}: {ports}", flush=True)
     os.chdir(installation.working_directory)
     os.execve(installation.executable, command, installation.environment())
 
@@ -93,7 +94,7 @@ def shell_command(installation: Installation, command: list[str]) -> str:
 def main() -> int:
     """`python -m omni_python.commands.serve`."""
     parser = argparse.ArgumentParser(prog="serve")
-    add_arguments(parser)
+    _add_own_arguments(parser)
     return run(parser.parse_args())
 
 

@@ -26,7 +26,7 @@ FIRST_IMAGE_WITH_NUMPY_2 = (24, 12)
 
 
 class ServerSetupError(RuntimeError):
-    """No usable tritonserver; the message says what to install or change."""
+    """No server can be started like this; the message says what to install or change."""
 
 
 @dataclass(frozen=True)

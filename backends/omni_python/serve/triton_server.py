@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 
-from omni_python.serve.environment import Installation, find_installation
+from omni_python.serve.environment import Installation, ServerSetupError, find_installation
 from omni_python.serve.server_log import failure_reason
 
 SHARED_MEMORY = Path("/dev/shm")
@@ -56,7 +56,12 @@ class ServerOptions:
     extra: tuple[str, ...] = ()
 
     def resolved(self) -> ServerOptions:
-        """The same with free ports and a name filled in, and an absolute repository."""
+        """The same with free ports and a name filled in, and an absolute repository.
+
+        Raises ServerSetupError if there is no repository.
+        """
+        if not self.model_repository.is_dir():
+            raise ServerSetupError(f"there is no model repository at {self.model_repository.resolve()}")
         ports = free_ports(self.host, [self.http_port, self.grpc_port, self.metrics_port])
         return replace(
             self,
@@ -66,6 +71,14 @@ class ServerOptions:
             metrics_port=ports[2],
             name=self.name or _new_name(),
         )
+
+    def check_ports(self) -> None:
+        """Raise ServerSetupError for a port in use. tritonserver finds out late, and leaves its stubs behind then."""
+        for name, port in (("HTTP", self.http_port), ("gRPC", self.grpc_port), ("metrics", self.metrics_port)):
+            try:
+                socket.create_server((self.host, port)).close()
+            except OSError as error:
+                raise ServerSetupError(f"cannot listen on {self.host}:{port} for {name}: {error.strerror}") from None
 
     def command(self, installation: Installation) -> list[str]:
         """The command line of `installation`'s server."""
@@ -124,8 +137,7 @@ class TritonServer:
         """
         installation = find_installation()
         options = options.resolved()
-        if not options.model_repository.is_dir():
-            raise ServerFailed(f"there is no model repository at {options.model_repository}")
+        options.check_ports()
         folder = Path(tempfile.mkdtemp(prefix="omni-server-"))
         log = log or folder / "tritonserver.log"
         with log.open("wb") as output:
@@ -208,11 +220,13 @@ class TritonServer:
         that died, is killed.
         """
         if self.process.returncode is None:
-            if not self.has_exited():
-                self.process.terminate()
-                self._wait_exit(self.exit_timeout_s + _KILL_MARGIN_S)
-            os.killpg(self.process.pid, signal.SIGKILL)
-            self.process.wait()
+            try:
+                if not self.has_exited():
+                    self.process.terminate()
+                    self._wait_exit(self.exit_timeout_s + _KILL_MARGIN_S)
+            finally:  # also for a second Ctrl-C
+                os.killpg(self.process.pid, signal.SIGKILL)
+                self.process.wait()
         for region in SHARED_MEMORY.glob(f"{self.name}_*"):
             region.unlink(missing_ok=True)
         shutil.rmtree(self._folder, ignore_errors=True)

@@ -1,0 +1,103 @@
+"""`scripts/quickstart`: start a server, show one answer, and go on serving until Ctrl-C."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+import tempfile
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from types import FrameType
+
+import tritonclient.grpc
+
+from omni_python.commands.serve import add_arguments
+from omni_python.config.compile import compile_pipeline
+from omni_python.config.files import load_pipeline
+from omni_python.serve.environment import ServerSetupError
+from omni_python.serve.triton_server import ServerFailed, ServerOptions, TritonServer
+
+PIPELINE = "qwen3_omni"
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve; 1 where the server cannot start or ends by itself. Whatever ends this, ends the server."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _leave)
+    try:
+        with ExitStack() as cleanup:
+            repository = args.model_repository
+            if args.model_path is not None:
+                repository = Path(cleanup.enter_context(tempfile.TemporaryDirectory(prefix="omni-quickstart-")))
+                compile_for(args.model_path, args.model_repository, repository)
+            server = cleanup.enter_context(_start(args, repository))
+            show_answer(server)
+            return 0 if args.once else _serve(server)
+    except (ServerSetupError, ServerFailed) as error:
+        print(f"\n{error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("\nstopped")
+        return 0
+
+
+def compile_for(model_path: str, declared: Path, repository: Path) -> None:
+    """Write into `repository` the pipeline of the repository `declared` with another checkpoint (a folder or a hub id)."""
+    folder = Path(model_path).expanduser()
+    config = load_pipeline(declared / PIPELINE / "1" / "pipeline.yaml")
+    compile_pipeline(
+        config.changed(name=PIPELINE, model_path=str(folder.resolve()) if folder.is_dir() else model_path), repository
+    )
+
+
+def show_answer(server: TritonServer) -> None:
+    """Print the models that are ready.
+
+    The demonstration belongs here: one request with the client of this package, its text and where its speech went.
+    """
+    with tritonclient.grpc.InferenceServerClient(server.grpc_url) as client:
+        index = client.get_model_repository_index()
+        print("ready: " + ", ".join(sorted(model.name for model in index.models if model.state == "READY")))
+
+
+def _start(args: argparse.Namespace, repository: Path) -> TritonServer:
+    options = ServerOptions(
+        model_repository=repository,
+        host=args.host,
+        http_port=args.http_port,
+        grpc_port=args.grpc_port,
+        metrics_port=args.metrics_port,
+        exit_timeout_s=5,
+    )
+    print("starting tritonserver ... ", end="", flush=True)
+    start = time.monotonic()
+    server = TritonServer.start(options)
+    print(f"ready after {time.monotonic() - start:.1f} s: HTTP on {server.http_url}, gRPC on {server.grpc_url}")
+    return server
+
+
+def _serve(server: TritonServer) -> int:
+    print("serving until Ctrl-C", flush=True)
+    while not server.has_exited():
+        time.sleep(0.5)
+    print(f"tritonserver ended: {server.failure()}", file=sys.stderr)
+    return 1
+
+
+def _leave(number: int, _frame: FrameType | None) -> None:
+    sys.exit(128 + number)
+
+
+def main() -> int:
+    """`python -m omni_python.commands.quickstart`."""
+    parser = argparse.ArgumentParser(prog="scripts/quickstart", description=__doc__.partition(": ")[2])
+    add_arguments(parser)
+    parser.add_argument("--model-path", metavar="DIR", help="a checkpoint to serve (default: the tiny one, made here)")
+    parser.add_argument("--once", action="store_true", help="stop after the answer")
+    return run(parser.parse_args())
+
+
+if __name__ == "__main__":
+    sys.exit(main())
