@@ -75,13 +75,13 @@ def test_reads_the_tensors_of_a_prefix_from_shards(checkpoint: Path, tmp_path: P
 
 
 def test_errors_name_what_is_missing(checkpoint: Path, tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="nowhere.* does not exist"):
+    with pytest.raises(CheckpointError, match=r"nowhere.* does not exist"):
         load_config(tmp_path / "nowhere")
     with pytest.raises(CheckpointError, match=r"has no config\.json"):
         load_config(tmp_path)
     with pytest.raises(CheckpointError, match=r"neither model\.safetensors nor"):
         read_tensors(tmp_path, "thinker.")
-    with pytest.raises(CheckpointError, match="starts with 'vocoder.'"):
+    with pytest.raises(CheckpointError, match=r"starts with 'vocoder\.'"):
         read_tensors(checkpoint, "vocoder.")
     (tmp_path / "model.safetensors").write_bytes(b"not a tensor file")
     with pytest.raises(CheckpointError, match="cannot read"):

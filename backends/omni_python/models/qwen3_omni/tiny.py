@@ -24,11 +24,12 @@ from omni_python.models.qwen3_omni.checkpoint import checkpoint_hash
 ASSETS = Path(__file__).parent / "assets"
 HEAD_SCALE = 4.0
 """Makes the logits of every head that much sharper than unit variance, so greedy choices have clear margins."""
-END_OF_TURN_SCALE = 1.6
-"""On top of it for the row of `<|im_end|>`: random answers then end by themselves now and then."""
+END_OF_TURN_SCALE = 2.0
+END_OF_SPEECH_SCALE = 1.3
+"""On top of it for the rows of `<|im_end|>` and of the codec's end, so random answers end by themselves at times."""
 WAVE_SCALE = 0.003
 """On the last convolution: keeps the waveform inside -1..1, for clipping hides differences."""
-DEFAULT_HASH = "9e90bc260af95a3eb21f8603b21628041a7e43f79c7980f70a3cbe8c569af845"
+DEFAULT_HASH = "0fcd61a8bd917d7034f2851a4311a33c54146c35e988edb28dbfbc9fbc5c09b0"
 """`checkpoint_hash` of the checkpoint with the default dimensions and seed."""
 
 
@@ -70,6 +71,7 @@ def build(out: str | Path, dimensions: Dimensions | None = None, seed: int = 0) 
         for name, shape in sorted(tensor_shapes(config).items())
     }
     weights["thinker.lm_head.weight"][config["im_end_token_id"]] *= END_OF_TURN_SCALE
+    weights["talker.codec_head.weight"][config["talker_config"]["codec_eos_token_id"]] *= END_OF_SPEECH_SCALE
     last_convolution = f"code2wav.decoder.{len(config['code2wav_config']['upsample_rates']) + 2}.conv.weight"
     weights[last_convolution] *= WAVE_SCALE
 
@@ -96,6 +98,8 @@ def tensor_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
         model = Qwen3OmniMoeForConditionalGeneration(Qwen3OmniMoeConfig.from_dict(config))
     shapes: dict[str, tuple[int, ...]] = {}
     for name, tensor in model.state_dict().items():
+        for newer, published in _NEWER_NAMES.items():
+            name = name.replace(newer, published)
         shape = tuple(tensor.shape)
         if name.endswith("experts.gate_up_proj"):
             stem = name.removesuffix("gate_up_proj")
@@ -109,6 +113,14 @@ def tensor_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
         else:
             shapes[name] = shape
     return shapes
+
+
+_NEWER_NAMES = {
+    "thinker.model.language_model.": "thinker.model.",
+    "thinker.model.visual.": "thinker.visual.",
+    "thinker.model.audio_tower.": "thinker.audio_tower.",
+}
+"""Where transformers 5.24 keeps the thinker's parts in memory, and their names in published checkpoints."""
 
 
 def _random_tensor(name: str, shape: tuple[int, ...], seed: int) -> np.ndarray:
