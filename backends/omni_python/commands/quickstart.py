@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def compile_for(model_path: str, declared: Path, repository: Path) -> None:
-    """Write into `repository` the pipeline of the repository `declared` with another checkpoint, a folder or a hub id."""
+    """Write into `repository` the pipeline that `declared` has, with another checkpoint: a folder or a hub id."""
     folder = Path(model_path).expanduser()
     config = load_pipeline(declared / PIPELINE / "1" / "pipeline.yaml")
     compile_pipeline(
