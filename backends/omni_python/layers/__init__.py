@@ -1,0 +1,1 @@
+"""Plain-torch layers that autoregressive stages share."""

@@ -1,0 +1,1 @@
+"""Model runners: what one step of an autoregressive stage computes, behind one interface."""

@@ -1,0 +1,49 @@
+"""The vocoder: codec frames to a waveform, by transformers' own module."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from omni_python.models.qwen3_omni.checkpoint import read_tensors
+from omni_python.models.qwen3_omni.weights import fill
+
+SAMPLE_RATE = 24000
+"""Of the published model (its processor's `sampling_rate` of speech); config.json does not say it."""
+
+
+class Code2Wav:
+    """Decodes windows of frames.
+
+    A window of n frames gives n * `samples_per_frame` - `trim` samples: each transposed convolution loses
+    kernel - stride samples at both ends, `trim` in all. So a frame reaches `trim` samples back before its own start.
+    """
+
+    sample_rate = SAMPLE_RATE
+
+    def __init__(self, module: Any) -> None:
+        config = module.config
+        self._module = module
+        self._weight = next(module.parameters())
+        self.groups: int = config.num_quantizers
+        self.samples_per_frame = math.prod([*config.upsample_rates, *config.upsampling_ratios])
+        # A decoder block has kernel 2 * rate and stride rate; the later rates multiply what it loses. The layers of
+        # `upsampling_ratios` have kernel = stride and lose nothing.
+        rates = config.upsample_rates
+        self.trim = sum(rate * math.prod(rates[index + 1 :]) for index, rate in enumerate(rates))
+
+    def decode(self, codes: torch.Tensor) -> torch.Tensor:
+        """`codes` int64 [B, groups, n] with n > 0 -> float32 [B, n * samples_per_frame - trim] in -1..1, on the CPU."""
+        return self._module(codes.to(self._weight.device))[:, 0].float().cpu()
+
+
+def load_code2wav(path: str | Path, config: Any, dtype: torch.dtype, device: str) -> Code2Wav:
+    """The vocoder of the checkpoint at `path`, whose `Qwen3OmniMoeConfig` is `config`."""
+    from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import Qwen3OmniMoeCode2Wav
+
+    # Built on the CPU, not on the meta device: it has buffers that no checkpoint holds.
+    module = Qwen3OmniMoeCode2Wav._from_config(config.code2wav_config)
+    return Code2Wav(fill(module, read_tensors(path, "code2wav.", dtype, device), "code2wav").to(device))

@@ -1,0 +1,163 @@
+"""Runs the Qwen3-Omni talker: reads answer tokens as they come, streams codec frames."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from omni_python.model_runner.base import ARRequest, PromptInput
+from omni_python.model_runner.feedback import FeedbackARModelRunner
+from omni_python.models.qwen3_omni.payloads import AnswerToken, CodecFrames, TalkerPrompt, TalkerResult
+from omni_python.models.qwen3_omni.talker import Talker
+from omni_python.models.qwen3_omni.talker_prompt import TalkerTokens, UserPart, speech_prompt, user_part
+from omni_python.proto.errors import InvalidArgument
+from omni_python.scheduling.base import IncomingMessage, OutgoingMessage
+from omni_python.scheduling.sampler import TokenSampler
+
+
+@dataclass(kw_only=True, eq=False)
+class TalkerRequest(ARRequest):
+    """`answer` are the tokens to speak that have come so far; `text_done` says that there are no more.
+
+    `feedback` [H] is the sum of the newest frame's code embeddings; `frames` are those not sent yet.
+    """
+
+    user: UserPart | None
+    speaker: int
+    stream: bool
+    answer: list[int]
+    text_done: bool = False
+    feedback: torch.Tensor | None = None
+    frames: list[list[int]] = field(default_factory=list)
+    num_frames: int = 0
+
+    @property
+    def text_step(self) -> int:
+        """Which token of the answer goes with the next input: the first one stands in the prompt."""
+        return len(self.generated)
+
+
+class TalkerFeedback:
+    """The talker's `FeedbackStrategy`: its prompt, its code predictor, and text tokens added to the feedback."""
+
+    def __init__(self, talker: Talker, tokens: TalkerTokens) -> None:
+        self._talker = talker
+        self._tokens = tokens
+        self._device = talker.codec_head.weight.device
+
+    def prefill_forward(self, row: TalkerRequest) -> PromptInput:
+        assert row.user is not None, "kept until the prompt was computed"
+        prompt = speech_prompt(self._talker, self._tokens, row.user, row.speaker, row.answer[0])
+        row.user = None
+        return prompt
+
+    def write_buffers(self, rows: Sequence[TalkerRequest]) -> torch.Tensor:
+        ids = torch.tensor([self._text_token(row) for row in rows], device=self._device)
+        feedback = torch.stack([row.feedback for row in rows if row.feedback is not None])
+        return feedback + self._talker.project_text(ids)
+
+    def extract_output(self, rows: Sequence[TalkerRequest], hidden: torch.Tensor) -> None:
+        predictor = self._talker.code_predictor
+        first_codes = torch.tensor([row.generated[-1] for row in rows], device=self._device)
+        first = self._talker.model.codec_embedding(first_codes)
+        sampled = torch.tensor([not row.sampler.greedy for row in rows])
+        uniforms = torch.zeros(len(rows), predictor.groups - 1)
+        for index, row in enumerate(rows):
+            if not row.sampler.greedy:
+                uniforms[index] = row.sampler.uniforms(predictor.groups - 1)
+        codes, residual = predictor(hidden, first, sampled.to(self._device), uniforms.to(self._device))
+        feedback = first + residual
+        for index, (row, rest) in enumerate(zip(rows, codes.tolist(), strict=True)):
+            row.feedback = feedback[index]
+            row.frames.append([row.generated[-1], *rest])
+            row.num_frames += 1
+
+    def _text_token(self, row: TalkerRequest) -> int:
+        """The answer's tokens one a frame, then the end-of-text token once, then padding."""
+        if row.text_step < len(row.answer):
+            return row.answer[row.text_step]
+        return self._tokens.tts_eos if row.text_step == len(row.answer) else self._tokens.tts_pad
+
+
+class TalkerModelRunner(FeedbackARModelRunner[TalkerRequest]):
+    """A request begins with its first chunk, the `TalkerPrompt`; `AnswerToken`s follow; `new_request` says nothing new.
+
+    The first `single_frames` codec frames of a streamed answer are sent to `target` one by one, later ones and those
+    of answers that are not streamed `frames_per_chunk` at a time. T sampled tokens give T - 1 frames: the last one,
+    the end of speech or the one that reaches max_tokens, is never completed. An answer without a token to speak
+    gives no frame.
+    """
+
+    def __init__(
+        self,
+        talker: Talker,
+        tokens: TalkerTokens,
+        target: str = "code2wav",
+        single_frames: int = 10,
+        frames_per_chunk: int = 10,
+    ) -> None:
+        super().__init__(talker.model, talker.codec_head, TalkerFeedback(talker, tokens))
+        self._tokens = tokens
+        self._target = target
+        self._single_frames = single_frames
+        self._frames_per_chunk = frames_per_chunk
+        vocab = talker.codec_head.out_features
+        self._never = torch.arange(vocab, device=talker.codec_head.weight.device) >= vocab - 1024
+        self._never_nor_end = self._never.clone()
+        self._never[tokens.codec_eos] = False
+
+    def open(self, message: IncomingMessage) -> TalkerRequest | None:
+        prompt = message.data
+        if not isinstance(prompt, TalkerPrompt):
+            return None
+        speaker = self._tokens.speakers.get(prompt.voice.lower())
+        if speaker is None:
+            known = ", ".join(sorted(self._tokens.speakers))
+            raise InvalidArgument(f"unknown voice {prompt.voice!r}; this model's voices: {known}")
+        user, answer = user_part(prompt, self._tokens)
+        return TalkerRequest(
+            request_id=message.request_id,
+            sampler=TokenSampler(prompt.sampling),
+            prompt_len=user.num_tokens + self._tokens.assistant_rows,
+            rope_delta=user.next_position - user.num_tokens,
+            user=user,
+            speaker=speaker,
+            stream=prompt.stream,
+            answer=answer,
+        )
+
+    def take_chunk(self, row: TalkerRequest, data: Any) -> None:
+        if isinstance(data, AnswerToken):
+            row.answer.append(data.token_id)
+
+    def take_done(self, row: TalkerRequest) -> None:
+        row.text_done = True
+        if not row.answer:
+            row.finish_reason = "stop"
+
+    def is_ready(self, row: TalkerRequest) -> bool:
+        return row.text_step < len(row.answer) or (row.text_done and bool(row.answer))
+
+    def suppressed(self, rows: Sequence[TalkerRequest]) -> torch.Tensor:
+        """The codec's special tokens, the end of speech not among them, unless the client asked to ignore it."""
+        if not any(row.sampler.params.ignore_eos for row in rows):
+            return self._never
+        return torch.stack([self._never_nor_end if row.sampler.params.ignore_eos else self._never for row in rows])
+
+    def why_finished(self, row: TalkerRequest) -> str | None:
+        return "stop" if row.generated[-1] == self._tokens.codec_eos else super().why_finished(row)
+
+    def emit(self, row: TalkerRequest) -> list[OutgoingMessage]:
+        messages = []
+        single = row.stream and row.num_frames <= self._single_frames
+        if row.frames and (row.finish_reason or single or len(row.frames) >= self._frames_per_chunk):
+            frames = CodecFrames(torch.tensor(row.frames), row.stream)
+            row.frames = []
+            messages.append(OutgoingMessage(row.request_id, "stream", frames, self._target))
+        if row.finish_reason is not None:
+            result = TalkerResult(row.num_frames, row.finish_reason, row.stream)
+            messages.append(OutgoingMessage(row.request_id, "result", result))
+        return messages

@@ -1,0 +1,44 @@
+"""The thinker's language model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from omni_python.layers.decoder import Decoder, DecoderConfig
+from omni_python.models.qwen3_omni.checkpoint import read_tensors
+from omni_python.models.qwen3_omni.weights import decoder_config, fill
+
+
+class TextDecoder(Decoder):
+    """A decoder with its token embedding."""
+
+    def __init__(self, config: DecoderConfig, vocab_size: int) -> None:
+        super().__init__(config)
+        self.embed_tokens = nn.Embedding(vocab_size, config.hidden)
+
+
+class Thinker(nn.Module):
+    """`text_config` is the thinker's of a `Qwen3OmniMoeConfig`; names of weights are those of published checkpoints."""
+
+    def __init__(self, text_config: Any) -> None:
+        super().__init__()
+        config = decoder_config(text_config)
+        self.model = TextDecoder(config, text_config.vocab_size)
+        self.lm_head = nn.Linear(config.hidden, text_config.vocab_size, bias=False)
+
+
+def load_thinker(path: str | Path, config: Any, dtype: torch.dtype, device: str) -> Thinker:
+    """The thinker of the checkpoint at `path`, whose `Qwen3OmniMoeConfig` is `config`."""
+    text = config.thinker_config.text_config
+    tensors = {f"model.{name}": t for name, t in read_tensors(path, "thinker.model.", dtype, device).items()}
+    if text.tie_word_embeddings:
+        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"]
+    else:
+        tensors["lm_head.weight"] = read_tensors(path, "thinker.lm_head.", dtype, device)["weight"]
+    with torch.device("meta"):
+        thinker = Thinker(text)
+    return fill(thinker, tensors, "thinker")

@@ -1,0 +1,188 @@
+"""Runs a multimodal language model: media features put into the prompt, answer tokens streamed on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from omni_python.layers.decoder import Deepstack
+from omni_python.model_runner.base import ARModelRunner, ARRequest, ForwardBatch, PromptInput
+from omni_python.models.qwen3_omni.detokenizer import Detokenizer, StopStrings, TokenBytes
+from omni_python.models.qwen3_omni.payloads import (
+    AnswerToken,
+    DecodeStart,
+    TalkerPrompt,
+    ThinkerInput,
+    ThinkerResult,
+)
+from omni_python.models.qwen3_omni.thinker import Thinker
+from omni_python.proto.errors import OmniError
+from omni_python.scheduling.base import IncomingMessage, OutgoingMessage
+from omni_python.scheduling.sampler import TokenSampler
+
+
+@dataclass(frozen=True)
+class MediaTokens:
+    """Ids of the prompt's placeholders."""
+
+    image: int
+    video: int
+    audio: int
+
+
+@dataclass(kw_only=True, eq=False)
+class ThinkerRequest(ARRequest):
+    """`media_hidden` is the tapped hidden state at media positions, held from the prompt's step until it is sent."""
+
+    input: ThinkerInput | None
+    speech: bool
+    detokenizer: Detokenizer | None
+    stop: StopStrings
+    media_hidden: torch.Tensor | None = None
+
+
+class ThinkerModelRunner(ARModelRunner[ThinkerRequest]):
+    """Emits each answer token to `decode_target`, and, where speech is wanted, to `talker_target`.
+
+    The talker gets no token that the thinker itself does not read: the last one, whatever ended the answer.
+    `accept_layer` is the tapped hidden state that the talker reads at media positions (see `Decoder.forward`).
+    """
+
+    def __init__(
+        self,
+        thinker: Thinker,
+        media: MediaTokens,
+        eos_ids: Sequence[int],
+        accept_layer: int,
+        token_bytes: TokenBytes,
+        decode_target: str = "decode",
+        talker_target: str | None = "talker_ar",
+    ) -> None:
+        self._thinker = thinker
+        self._media = media
+        self._eos_ids = frozenset(eos_ids)
+        self._accept_layer = accept_layer
+        self._token_bytes = token_bytes
+        self._decode_target = decode_target
+        self._talker_target = talker_target
+        self._device = thinker.lm_head.weight.device
+        self._dtype = thinker.lm_head.weight.dtype
+
+    def allocate(self, num_pages: int) -> None:
+        self.cache = self._thinker.model.new_cache(num_pages)
+
+    def open(self, message: IncomingMessage) -> ThinkerRequest | None:
+        if message.type != "new_request":
+            return None
+        request: ThinkerInput = message.data
+        options = request.prompt.options
+        return ThinkerRequest(
+            request_id=message.request_id,
+            sampler=TokenSampler(options.thinker),
+            prompt_len=len(request.prompt.input_ids),
+            rope_delta=request.prompt.rope_delta,
+            input=request,
+            speech=options.speech and self._talker_target is not None,
+            detokenizer=Detokenizer(self._token_bytes) if options.thinker.stop else None,
+            stop=StopStrings(options.thinker.stop),
+        )
+
+    def prompt_input(self, row: ThinkerRequest) -> PromptInput:
+        request = _input(row)
+        ids = request.prompt.input_ids.to(self._device)
+        embeds = self._thinker.model.embed_tokens(ids)
+        vision, audio = request.vision, request.audio
+        image_at = ids == self._media.image
+        video_at = ids == self._media.video
+        self._put(embeds, image_at, vision.image if vision else None, "image")
+        self._put(embeds, video_at, vision.video if vision else None, "video")
+        self._put(embeds, ids == self._media.audio, audio.audio if audio else None, "audio")
+        deepstack = None
+        if vision is not None and (vision.image_deepstack or vision.video_deepstack):
+            # The order of the places does not matter, so images and videos need not be interleaved.
+            places = [
+                at.nonzero()[:, 0]
+                for at, has in ((image_at, vision.image_deepstack), (video_at, vision.video_deepstack))
+                if has
+            ]
+            kinds = [kind for kind in (vision.image_deepstack, vision.video_deepstack) if kind]
+            layers = [torch.cat([t.to(self._device, self._dtype) for t in layer]) for layer in zip(*kinds, strict=True)]
+            deepstack = Deepstack(torch.cat(places), layers)
+        return PromptInput(embeds, request.prompt.position_ids.to(self._device), deepstack)
+
+    def decode_embeds(self, rows: Sequence[ThinkerRequest]) -> torch.Tensor:
+        ids = torch.tensor([row.generated[-1] for row in rows], device=self._device)
+        return self._thinker.model.embed_tokens(ids)
+
+    def forward(self, batch: ForwardBatch[ThinkerRequest]) -> tuple[torch.Tensor, torch.Tensor]:
+        speaking = [
+            (row, start)
+            for row, start in zip(batch.rows[batch.decoding :], batch.starts[batch.decoding :], strict=True)
+            if row.speech and (_input(row).vision is not None or _input(row).audio is not None)
+        ]
+        hidden, tapped = self._thinker.model(
+            batch.embeds,
+            batch.positions,
+            self.cache,
+            batch.plan,
+            batch.deepstack,
+            tap=self._accept_layer if speaking else None,
+        )
+        for row, start in speaking:
+            assert tapped is not None
+            row.media_hidden = tapped[start : start + row.prompt_len][self._media_at(_input(row).prompt.input_ids)]
+        last = hidden[batch.last]
+        return last, self._thinker.lm_head(last)
+
+    def why_finished(self, row: ThinkerRequest) -> str | None:
+        token = row.generated[-1]
+        if token in self._eos_ids and not row.sampler.params.ignore_eos:
+            return "stop"
+        if row.detokenizer is not None:
+            row.stop.push(row.detokenizer.push(token))
+            if row.stop.stopped:
+                return "stop"
+        return super().why_finished(row)
+
+    def emit(self, row: ThinkerRequest) -> list[OutgoingMessage]:
+        messages = self._first_messages(row) if len(row.generated) == 1 else []
+        token = AnswerToken(row.generated[-1])
+        messages.append(OutgoingMessage(row.request_id, "stream", token, self._decode_target))
+        if row.finish_reason is None:
+            if row.speech:
+                messages.append(OutgoingMessage(row.request_id, "stream", token, self._talker_target))
+        else:
+            result = ThinkerResult(row.generated, row.finish_reason, row.prompt_len, row.speech)
+            messages.append(OutgoingMessage(row.request_id, "result", result))
+        return messages
+
+    def _first_messages(self, row: ThinkerRequest) -> list[OutgoingMessage]:
+        prompt = _input(row).prompt
+        options = prompt.options
+        start = DecodeStart(options.stream, options.echo_text, options.thinker.stop, row.prompt_len)
+        messages = [OutgoingMessage(row.request_id, "stream", start, self._decode_target)]
+        if row.speech:
+            talker = TalkerPrompt(
+                prompt.input_ids, prompt.position_ids, row.media_hidden, options.voice, options.talker, options.stream
+            )
+            messages.append(OutgoingMessage(row.request_id, "stream", talker, self._talker_target))
+        row.input = row.media_hidden = None  # the embeddings are of no more use and may be large
+        return messages
+
+    def _put(self, embeds: torch.Tensor, at: torch.Tensor, features: torch.Tensor | None, kind: str) -> None:
+        given = 0 if features is None else len(features)
+        if (places := int(at.sum())) != given:
+            raise OmniError(f"the prompt has {places} {kind} placeholders, but there are {given} {kind} embeddings")
+        if features is not None:
+            embeds[at] = features.to(self._device, self._dtype)
+
+    def _media_at(self, ids: torch.Tensor) -> torch.Tensor:
+        media = torch.tensor([self._media.image, self._media.video, self._media.audio], device=ids.device)
+        return torch.isin(ids, media).to(self._device)
+
+
+def _input(row: ThinkerRequest) -> ThinkerInput:
+    assert row.input is not None, "the input is kept until the first token was emitted"
+    return row.input

@@ -1,0 +1,94 @@
+"""From a checkpoint's config and tensors to this package's modules."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+
+from omni_python.layers.decoder import DecoderConfig
+from omni_python.models.qwen3_omni.checkpoint import CheckpointError, load_config
+
+M = TypeVar("M", bound=nn.Module)
+
+_EXPERT = re.compile(r"(.*\.experts\.)(\d+)\.(gate_proj|up_proj|down_proj)\.weight")
+
+
+def model_config(path: str | Path) -> Any:
+    """The checkpoint's `Qwen3OmniMoeConfig`, whose class knows the default of every key that config.json leaves out."""
+    from transformers import Qwen3OmniMoeConfig
+
+    return Qwen3OmniMoeConfig.from_dict(load_config(path))
+
+
+def decoder_config(text: Any) -> DecoderConfig:
+    """Sizes from a thinker's or talker's `text_config` or a `code_predictor_config`."""
+    rope = text.rope_parameters
+    if rope.get("rope_type", "default") != "default":
+        raise CheckpointError(f"rope_type {rope['rope_type']!r} is not supported; supported: 'default'")
+    head_dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    experts = getattr(text, "num_experts", 0) or 0
+    shared = getattr(text, "shared_expert_intermediate_size", 0) or 0
+    dense: set[int] = set()
+    if not shared:  # the talker's layers, which have a shared expert, are sparse whatever these two keys say
+        dense |= set(getattr(text, "mlp_only_layers", None) or ())
+        dense |= {
+            layer for layer in range(text.num_hidden_layers) if (layer + 1) % getattr(text, "decoder_sparse_step", 1)
+        }
+    return DecoderConfig(
+        hidden=text.hidden_size,
+        layers=text.num_hidden_layers,
+        heads=text.num_attention_heads,
+        kv_heads=text.num_key_value_heads,
+        head_dim=head_dim,
+        intermediate=text.intermediate_size,
+        rope_theta=rope["rope_theta"],
+        norm_eps=text.rms_norm_eps,
+        mrope_sections=rope.get("mrope_section", (24, 20, 20)) if experts else None,
+        attention_bias=text.attention_bias,
+        experts=experts,
+        experts_per_token=text.num_experts_per_tok if experts else 0,
+        expert_intermediate=text.moe_intermediate_size if experts else 0,
+        shared_intermediate=shared,
+        normalise_experts=getattr(text, "norm_topk_prob", True),
+        dense_layers=frozenset(dense),
+    )
+
+
+def fuse_experts(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The same tensors with each layer's experts in two (`gate_up_proj`, `down_proj`), as `Experts` has them.
+
+    Published checkpoints hold three matrices an expert; those that newer transformers write are fused already.
+    """
+    fused: dict[str, torch.Tensor] = {}
+    apart: dict[str, dict[str, dict[int, torch.Tensor]]] = {}
+    for name, tensor in tensors.items():
+        if match := _EXPERT.fullmatch(name):
+            stem, expert, part = match.groups()
+            apart.setdefault(stem, {}).setdefault(part, {})[int(expert)] = tensor
+        else:
+            fused[name] = tensor
+    for stem, parts in apart.items():
+        gate, up, down = (_in_order(stem, part, parts.get(part, {})) for part in ("gate_proj", "up_proj", "down_proj"))
+        fused[f"{stem}gate_up_proj"] = torch.cat((torch.stack(gate), torch.stack(up)), dim=1)
+        fused[f"{stem}down_proj"] = torch.stack(down)
+    return fused
+
+
+def fill(module: M, tensors: dict[str, torch.Tensor], what: str) -> M:
+    """`module`, built on the meta device, with `tensors` as its weights; raises `CheckpointError` where they differ."""
+    try:
+        module.load_state_dict(fuse_experts(tensors), strict=True, assign=True)
+    except RuntimeError as error:
+        raise CheckpointError(f"the weights of the {what} do not fit its config: {error}") from error
+    return module.eval().requires_grad_(False)
+
+
+def _in_order(stem: str, part: str, experts: dict[int, torch.Tensor]) -> list[torch.Tensor]:
+    missing = sorted(set(range(max(experts, default=0) + 1)) - set(experts))
+    if missing:
+        raise CheckpointError(f"the checkpoint has no {stem}{missing[0]}.{part}.weight")
+    return [experts[index] for index in range(len(experts))]

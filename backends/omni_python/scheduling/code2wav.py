@@ -1,0 +1,188 @@
+"""The vocoder stage: codec frames in as they come, audio out window by window."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+import torch
+
+from omni_python.proto.errors import InvalidArgument, OmniError
+from omni_python.proto.payload import AudioOutput
+from omni_python.scheduling.base import IncomingMessage, OutgoingMessage
+from omni_python.scheduling.loop import LoopScheduler
+
+logger = logging.getLogger(__name__)
+
+
+class Vocoder(Protocol):
+    """Decodes n frames, `codes` int64 [B, G, n], to float32 [B, n * samples_per_frame - trim] on the CPU.
+
+    `trim` samples at the end of a window depend on the frame that follows it and are not given; a frame must not
+    reach further back than that.
+    """
+
+    sample_rate: int
+    samples_per_frame: int
+    trim: int
+
+    def decode(self, codes: torch.Tensor) -> torch.Tensor: ...
+
+
+@runtime_checkable
+class FrameChunk(Protocol):
+    """A streamed chunk: `codes` int64 [frames, G]; whether the client wants audio as it comes."""
+
+    codes: torch.Tensor
+    stream: bool
+
+
+@runtime_checkable
+class SpeechEnd(Protocol):
+    """The request itself, which says how many frames the chunks bring in all."""
+
+    num_frames: int
+    finish_reason: str
+    stream: bool
+
+
+@dataclass(eq=False)
+class _Speech:
+    """`frames` [frames, G] are those that are still needed, of which the first stands at `first` in the answer."""
+
+    request_id: str
+    frames: list[torch.Tensor] = field(default_factory=list)
+    first: int = 0
+    received: int = 0
+    decoded: int = 0
+    stream: bool = False
+    end: SpeechEnd | None = None
+    samples: list[np.ndarray] = field(default_factory=list)
+
+    @property
+    def complete(self) -> bool:
+        return self.end is not None and self.received >= self.end.num_frames
+
+
+@dataclass(slots=True, frozen=True)
+class _Window:
+    """`codes` [G, context + new frames] of a request."""
+
+    speech: _Speech
+    codes: torch.Tensor
+    context: int
+    new: int
+
+
+class Code2WavScheduler(LoopScheduler):
+    """Decodes windows of `chunk_frames` new frames (`first_chunk_frames` in the first one, for an early start) with up
+    to `left_context` frames before them, and one smaller window at the end.
+
+    Windows are joined without a seam: a later window's audio begins `trim` samples before its first new frame, where
+    the one before it ended. So n frames always give n * samples_per_frame - trim samples, in whatever chunks they are
+    decoded, with the values of one call wherever the left context covers the vocoder's receptive field.
+
+    Answers that are not streamed are decoded in windows of `whole_frames`: one call up to that many frames. Beyond,
+    Hugging Face's `chunked_decode` (which cuts at 300 frames with a context of 25) leaves out `trim` samples at every
+    cut; here they are not left out.
+
+    Chunks and the request itself may come in any order. The result is the last piece of audio, or all of it.
+    """
+
+    def __init__(
+        self,
+        vocoder: Vocoder,
+        chunk_frames: int = 10,
+        left_context: int = 25,
+        first_chunk_frames: int | None = None,
+        whole_frames: int = 300,
+        max_batch: int = 8,
+        name: str = "code2wav",
+    ) -> None:
+        super().__init__(name)
+        self._first_chunk_frames = chunk_frames if first_chunk_frames is None else first_chunk_frames
+        if min(chunk_frames, self._first_chunk_frames, left_context, whole_frames, max_batch) < 1:
+            raise InvalidArgument("chunk_frames, left_context, whole_frames and max_batch must be at least 1")
+        self._vocoder = vocoder
+        self._chunk_frames = chunk_frames
+        self._left_context = left_context
+        self._whole_frames = whole_frames
+        self._max_batch = max_batch
+        self._speeches: dict[str, _Speech] = {}
+
+    def stats(self) -> Mapping[str, int]:
+        return {"running": len(self._speeches)}
+
+    def drop(self, request_id: str) -> None:
+        self._speeches.pop(request_id, None)
+
+    def take(self, message: IncomingMessage) -> None:
+        if message.type == "stream_done":
+            return  # the request itself says how many frames there are
+        speech = self._speeches.setdefault(message.request_id, _Speech(message.request_id))
+        data = message.data
+        if isinstance(data, FrameChunk):
+            # A copy, for the chunk may lie in memory that is to be given back.
+            speech.frames.append(data.codes.clone())
+            speech.received += len(data.codes)
+        elif isinstance(data, SpeechEnd):
+            speech.end = data
+        else:
+            raise OmniError(f"{type(data).__name__} is no input of a vocoder stage")
+        speech.stream = data.stream
+        if speech.complete and speech.decoded == speech.received:
+            self._give(speech, np.zeros(0, np.float32))
+
+    def work(self) -> bool:
+        by_length: dict[int, list[_Window]] = {}
+        for speech in self._speeches.values():
+            if (window := self._next_window(speech)) is not None:
+                by_length.setdefault(window.codes.shape[1], []).append(window)
+        for windows in by_length.values():
+            for start in range(0, len(windows), self._max_batch):
+                self._decode(windows[start : start + self._max_batch])
+        return bool(by_length)
+
+    def _next_window(self, speech: _Speech) -> _Window | None:
+        waiting = speech.received - speech.decoded
+        size = self._whole_frames
+        if speech.stream:
+            size = self._chunk_frames if speech.decoded else self._first_chunk_frames
+        if waiting == 0 or not (speech.complete or (speech.stream and waiting >= size)):
+            return None
+        new = min(size, waiting)
+        context = min(self._left_context, speech.decoded)
+        frames = torch.cat(speech.frames)
+        begin = speech.decoded - context - speech.first
+        speech.frames, speech.first = [frames[begin:]], speech.decoded - context
+        return _Window(speech, frames[begin : begin + context + new].T, context, new)
+
+    def _decode(self, windows: list[_Window]) -> None:
+        try:
+            audio = self._vocoder.decode(torch.stack([window.codes for window in windows])).numpy()
+        except Exception as error:
+            logger.exception("decoding %d windows failed", len(windows))
+            for window in windows:
+                self.fail(window.speech.request_id, error)
+            return
+        per_frame, trim = self._vocoder.samples_per_frame, self._vocoder.trim
+        for window, samples in zip(windows, audio, strict=True):
+            seam = window.context * per_frame - trim if window.context else 0
+            window.speech.decoded += window.new
+            self._give(window.speech, samples[seam:])
+
+    def _give(self, speech: _Speech, samples: np.ndarray) -> None:
+        finished = speech.complete and speech.decoded == speech.received
+        if not speech.stream:
+            speech.samples.append(samples)
+            if not finished:
+                return
+            samples = np.concatenate(speech.samples)
+        output = AudioOutput(np.ascontiguousarray(samples), self._vocoder.sample_rate)
+        if finished and speech.end is not None:
+            output.finish_reason = speech.end.finish_reason
+            self.drop(speech.request_id)
+        self.outbox.put(OutgoingMessage(speech.request_id, "result" if finished else "stream", output))

@@ -1,0 +1,101 @@
+"""Choosing the next token of each row of a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from omni_python.scheduling.sampling import SamplingParams
+
+
+class TokenSampler:
+    """One request's choice of tokens: its parameters, its own random numbers, and which tokens it has generated.
+
+    The random numbers are drawn on the CPU, one a token, so what a seed gives depends neither on the device nor on
+    the rest of the batch.
+    """
+
+    def __init__(self, params: SamplingParams) -> None:
+        self.params = params
+        self.generator = torch.Generator("cpu")
+        if params.seed is None:
+            self.generator.seed()
+        else:
+            self.generator.manual_seed(params.seed)
+        self.seen: torch.Tensor | None = None
+        """bool [V] on the logits' device; kept where there is a repetition penalty alone."""
+
+    @property
+    def greedy(self) -> bool:
+        return self.params.temperature == 0.0
+
+    def uniforms(self, count: int) -> torch.Tensor:
+        """`count` numbers in 0..1, float32."""
+        return torch.rand(count, generator=self.generator)
+
+
+def sample_tokens(
+    logits: torch.Tensor, samplers: Sequence[TokenSampler], suppressed: torch.Tensor | None = None
+) -> torch.Tensor:
+    """The next token of each row: int64 [B], from float32 `logits` [B, V].
+
+    In this order: repetition penalty over the row's own generated tokens, none of `suppressed` (bool [V] or [B, V]),
+    temperature, top_k, top_p, and a draw from what is left; the likeliest token where the temperature is 0.
+    """
+    logits = _penalise(logits, samplers)
+    if suppressed is not None:
+        logits = logits.masked_fill(suppressed, -torch.inf)
+    tokens = logits.argmax(dim=-1)
+    drawing = [row for row, sampler in enumerate(samplers) if not sampler.greedy]
+    if drawing:
+        rows = torch.tensor(drawing, device=logits.device)
+        params = [samplers[row].params for row in drawing]
+        uniforms = torch.cat([samplers[row].uniforms(1) for row in drawing]).to(logits.device)
+        temperature = torch.tensor([p.temperature for p in params], device=logits.device)
+        top_p = torch.tensor([p.top_p for p in params], device=logits.device)
+        drawn = draw(logits[rows] / temperature[:, None], [p.top_k for p in params], top_p, uniforms)
+        tokens = tokens.index_copy(0, rows, drawn)
+    for row, sampler in enumerate(samplers):
+        if sampler.seen is not None:
+            sampler.seen.index_fill_(0, tokens[row : row + 1], True)
+    return tokens
+
+
+def draw(
+    logits: torch.Tensor, top_k: int | Sequence[int], top_p: float | torch.Tensor, uniforms: torch.Tensor
+) -> torch.Tensor:
+    """Draw one token a row by the inverse of the distribution function: int64 [B] from `logits` [B, V].
+
+    Kept are the `top_k` likeliest tokens (0: all), then of those the fewest that together have `top_p` of the
+    probability. `uniforms` [B] are in 0..1; `top_k` and `top_p` are for all rows or one a row ([B]).
+    """
+    vocab = logits.shape[-1]
+    limits = [k or vocab for k in ([top_k] * len(logits) if isinstance(top_k, int) else top_k)]
+    widest = min(max(limits), vocab)
+    ordered, index = logits.topk(widest, dim=-1) if widest < vocab else logits.sort(dim=-1, descending=True)
+    if min(limits) < widest:
+        rank = torch.arange(widest, device=logits.device)
+        ordered = ordered.masked_fill(rank >= torch.tensor(limits, device=logits.device)[:, None], -torch.inf)
+    probabilities = ordered.softmax(dim=-1)
+    before = probabilities.cumsum(dim=-1) - probabilities
+    limit = top_p[:, None] if isinstance(top_p, torch.Tensor) else top_p
+    probabilities = probabilities.masked_fill(before >= limit, 0.0)
+    reached = probabilities.cumsum(dim=-1)
+    pick = torch.searchsorted(reached, uniforms[:, None] * reached[:, -1:], right=True)
+    last = (probabilities > 0).sum(dim=-1, keepdim=True) - 1
+    return index.gather(-1, torch.minimum(pick, last))[:, 0]
+
+
+def _penalise(logits: torch.Tensor, samplers: Sequence[TokenSampler]) -> torch.Tensor:
+    rows = [row for row, sampler in enumerate(samplers) if sampler.params.repetition_penalty != 1.0]
+    if not rows:
+        return logits
+    for row in rows:
+        if samplers[row].seen is None:
+            samplers[row].seen = torch.zeros(logits.shape[-1], dtype=torch.bool, device=logits.device)
+    seen = torch.stack([sampler.seen for row in rows if (sampler := samplers[row]).seen is not None])
+    penalty = torch.tensor([samplers[row].params.repetition_penalty for row in rows], device=logits.device)[:, None]
+    chosen = logits[rows]
+    penalised = torch.where(chosen > 0, chosen / penalty, chosen * penalty)
+    return logits.index_copy(0, torch.tensor(rows, device=logits.device), torch.where(seen, penalised, chosen))
