@@ -1,7 +1,7 @@
-"""The command `omni`: each module of `omni_python.commands` is a subcommand.
+"""The command `omni`: each module of `omni_python.commands` that has `add_parser` is a subcommand.
 
-A command module has `add_parser(subparsers)`, which declares a subparser of the module's name (`_` written as `-`), and
-`run(args) -> int`, which returns the exit status. It imports what is slow inside `run`.
+`add_parser(subparsers)` declares a subparser of the module's name (`_` written as `-`), and `run(args) -> int` returns
+the exit status. A module imports what is slow inside `run`.
 """
 
 from __future__ import annotations
@@ -42,8 +42,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _command_modules() -> dict[str, ModuleType]:
     """The command modules by the names of their subcommands, sorted."""
-    names = sorted(info.name for info in pkgutil.iter_modules(commands.__path__) if not info.name.startswith("_"))
-    return {name.replace("_", "-"): importlib.import_module(f"{commands.__name__}.{name}") for name in names}
+    found: dict[str, ModuleType] = {}
+    for name in sorted(info.name for info in pkgutil.iter_modules(commands.__path__)):
+        module = importlib.import_module(f"{commands.__name__}.{name}")
+        if hasattr(module, "add_parser"):
+            found[name.replace("_", "-")] = module
+    return found
 
 
 if __name__ == "__main__":

@@ -69,7 +69,7 @@ def _check_routing(stage: StageConfig, path: str) -> Iterator[Problem]:
         yield Problem(f"{path}.route_fn", "is not valid on a terminal stage, which has no next to choose from")
     if stage.stream_done_to_fn is not None and not stage.stream_to:
         yield Problem(f"{path}.stream_done_to_fn", "needs stream_to, the stages that it chooses from")
-    targets = (*stage.next_stages, *stage.stream_to)
+    targets = list(dict.fromkeys((*stage.next_stages, *stage.stream_to)))
     for target in stage.project_payload:
         if target not in targets:
             yield Problem(

@@ -1,0 +1,155 @@
+"""`omni compile` and `omni validate` as they are run."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from omni_python.cli import main
+from omni_python.config.files import load_pipeline, save_pipeline
+from tests.config.family import SpeechPipelineConfig
+
+CLASS = "tests.config.family.SpeechPipelineConfig"
+
+
+def test_compile_a_class(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    output = tmp_path / "repository"
+    overrides = ["--set", "thinker.max_batch=2", "--set", "thinker.note=[a, 1]"]
+    named = ["--model-path", "../c", "--name", "speech", "--output", str(output)]
+    assert main(["compile", CLASS, *named, *overrides]) == 0
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[0] == str(output / "speech/1/pipeline.yaml") and all(Path(line).is_file() for line in printed)
+    config = load_pipeline(output / "speech/1/pipeline.yaml")
+    assert (config.model_path, config.name) == ("../c", "speech")
+    assert config.runtime_overrides == {"thinker": {"max_batch": 2, "note": ["a", 1]}}
+
+
+def test_compile_a_file_again_with_changes(tmp_path: Path) -> None:
+    main(
+        [
+            "compile",
+            CLASS,
+            "--model-path",
+            "../c",
+            "--name",
+            "speech",
+            "--output",
+            str(tmp_path),
+            "--set",
+            "thinker.a=1",
+        ]
+    )
+    yaml_file = str(tmp_path / "speech/1/pipeline.yaml")
+    assert main(["compile", yaml_file, "--output", str(tmp_path), "--set", "thinker.b=x", "--model-path", "../d"]) == 0
+    config = load_pipeline(Path(yaml_file))
+    assert config.runtime_overrides == {"thinker": {"a": 1, "b": "x"}}
+    assert config.model_path == "../d"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["qwen_omni"], "'qwen_omni' is no known pipeline; did you mean 'qwen3_omni'?"),
+        ([CLASS], "needs --model-path"),
+        (["tests.config.family.Nothing"], "PIPELINE: module 'tests.config.family' has no 'Nothing'"),
+        (["tests.config.family.merge"], "is not a subclass of PipelineConfig"),
+        (["missing.yaml"], "missing.yaml: cannot be read"),
+        ([CLASS, "--model-path", "m", "--set", "thinker=2"], "must look like STAGE.KEY=VALUE"),
+        ([CLASS, "--model-path", "m", "--set", "thinker.a.b=2"], "must look like STAGE.KEY=VALUE"),
+        ([CLASS, "--model-path", "m", "--set", "thinker.a=["], "is not a YAML value"),
+        ([CLASS, "--model-path", "m", "--set", "thinkr.a=1"], "did you mean 'thinker'?"),
+    ],
+)
+def test_compile_errors(arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["compile", *arguments, "--output", str(tmp_path / "out")]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("omni compile: ") and message in captured.err
+    assert not (tmp_path / "out").exists()
+
+
+def test_validate_a_repository(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["compile", CLASS, "--model-path", "../c", "--name", "speech", "--output", str(tmp_path)])
+    capsys.readouterr()
+    assert main(["validate", str(tmp_path)]) == 0
+    assert capsys.readouterr().out == f"{tmp_path}/speech/1/pipeline.yaml: valid\n" + DESCRIPTION
+
+
+DESCRIPTION = """\
+pipeline speech  (model ../c, relay shm)
+  speech  orchestrator, CPU
+  speech_front  process front, CPU
+    prepare  (entry)
+      result -> encoder
+      result -> aggregate  (same process)
+    aggregate
+      waits for prepare, encoder
+      result -> thinker
+  speech_encoder  process encoder, CPU
+    encoder
+      result -> aggregate
+  speech_thinker  process thinker, GPU 0
+    thinker
+      result -> decode  (as the request needs)
+      result -> talker  (as the request needs)
+      stream -> talker
+  speech_decode  process decode, CPU
+    decode  (terminal)
+  speech_talker  process talker, GPU 1
+    talker
+      result -> vocoder  (same process)
+      stream -> vocoder  (same process)
+    vocoder  (terminal)
+"""
+
+
+def test_validate_reports_every_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    good, lacking, bad = (tmp_path / name for name in ("good.yaml", "lacking.yaml", "bad.yaml"))
+    save_pipeline(SpeechPipelineConfig(model_path="org/Speech-1"), good)
+    lacking.write_text(good.read_text().replace("family.project", "family.projekt").replace("max_batch", "max_batches"))
+    bad.write_text(good.read_text().replace("terminal: true", "terminl: true"))
+    assert main(["validate", str(bad), str(good), str(lacking)]) == 2
+    captured = capsys.readouterr()
+    assert captured.out.startswith(f"\n{good}: valid\npipeline Speech-1  (model org/Speech-1, relay shm)\n")
+    lines = captured.err.splitlines()
+    assert lines[0] == f"{bad}: 2 problems"
+    assert lines[1].startswith("  stages.decode.terminl: unknown key; did you mean 'terminal'?")
+    assert lines[3] == f"{lacking}: 3 problems"
+    assert lines[4].startswith(
+        "  stages.prepare.project_payload.encoder: module 'tests.config.family' has no 'projekt'"
+    )
+    assert main(["validate", "--no-import", str(lacking)]) == 0
+
+
+def test_validate_needs_a_pipeline(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["validate", str(tmp_path)]) == 2
+    assert "holds no pipeline" in capsys.readouterr().err
+    assert main(["validate", str(tmp_path / "x.yaml")]) == 2
+    assert "cannot be read" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("arguments", [[], ["compil"], ["compile"], ["compile", "--nonsense"]])
+def test_wrong_usage_exits_with_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    assert caught.value.code == 2
+    assert "usage: omni" in capsys.readouterr().err
+
+
+def test_help_lists_the_commands() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "omni_python.cli", "--help"], capture_output=True, text=True, check=True
+    )
+    assert "compile" in done.stdout and "validate" in done.stdout
+
+
+@pytest.mark.parametrize(
+    "module", ["omni_python.config", "omni_python.config.files", "omni_python.config.resolve", "omni_python.cli"]
+)
+def test_imports_stay_light(module: str) -> None:
+    code = f"import sys, {module}; print([m for m in ('torch', 'transformers', 'tritonclient') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

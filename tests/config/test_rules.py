@@ -1,0 +1,277 @@
+"""Every rule: one change that breaks it, the paths of the problems that come of it, and what the first one says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from omni_python.config import ConfigError, EndpointsConfig, PipelineConfig, RelayConfig, StageConfig
+from tests.config.changes import REMOVED, problems_of, speech_data
+from tests.config.family import HERE, SpeechPipelineConfig
+
+F = f"{HERE}.merge"
+FRACTION = "total_gpu_memory_fraction"
+
+# (change, paths of all problems, phrase in the first message)
+FIELDS: list[tuple[dict[str, Any], list[str], str]] = [
+    ({"model_path": REMOVED}, ["model_path"], "is required"),
+    ({"model_path": ""}, ["model_path"], "at least 1 character"),
+    ({"model_path": "  "}, ["model_path"], "Hugging Face model id"),
+    ({"model_path": 3}, ["model_path"], "must be a string, not 3"),
+    ({"name": "a/b"}, ["name"], "letters, digits"),
+    ({"name": "a" * 65}, ["name"], "1 to 64"),
+    ({"model_path": "org/..."}, ["name"], "cannot be derived"),
+    (
+        {"relay_backend": "nixel"},
+        ["relay_backend"],
+        "'shm', 'nccl', 'nixl' or 'mooncake', not 'nixel'; did you mean 'nixl'",
+    ),
+    ({"realy_backend": "shm"}, ["realy_backend"], "unknown key; did you mean 'relay_backend'?"),
+    ({"endpoints": {"base": "/x"}}, ["endpoints.base"], "valid: base_path"),
+    ({"endpoints": {"base_path": "run"}}, ["endpoints.base_path"], "absolute path"),
+    ({"endpoints": {"base_path": "/" + "x" * 48}}, ["endpoints.base_path"], "at most 48 bytes"),
+    ({"env_defaults": {"OMP_NUM_THREADS": 1}}, ["env_defaults.OMP_NUM_THREADS"], "in YAML put it in quotes"),
+    ({"env_defaults": {"A-B": "1"}}, ["env_defaults.A-B"], "not the name of an environment variable"),
+    ({"terminal_stages_fn": "choose"}, ["terminal_stages_fn"], "dotted import path"),
+    ({"config_cls": "a.B"}, ["config_cls"], "but the class is omni_python.config.schema.PipelineConfig"),
+    ({"stages": []}, ["stages"], "at least one stage"),
+    ({"stages": REMOVED}, ["stages"], "is required"),
+    ({"stages": {"a": 1}}, ["stages"], "must be a list"),
+    ({"stages": [7]}, ["stages[0]"], "must be a mapping"),
+    ({"thinker.nxt": "decode"}, ["stages.thinker.nxt"], "unknown key; did you mean 'next'?"),
+    ({"thinker.factory": REMOVED}, ["stages.thinker.factory"], "is required"),
+    ({"thinker.factory": "create"}, ["stages.thinker.factory"], "dotted import path"),
+    ({"thinker.factory_args": {"a": [1, (2,)]}}, ["stages.thinker.factory_args.a[1]"], "plain data"),
+    ({"thinker.next": 5}, ["stages.thinker.next"], "a stage's name or a list of names, not 5"),
+    ({"thinker.terminal": "no"}, ["stages.thinker.terminal"], "true or false"),
+    ({"thinker.gpu": -1}, ["stages.thinker.gpu"], "a GPU's number (0, 1, ...)"),
+    ({"thinker.gpu": True}, ["stages.thinker.gpu"], "a GPU's number"),
+    ({"thinker.gpu": [0, -1]}, ["stages.thinker.gpu"], "not [0, -1]"),
+    ({"thinker.tp_size": 0}, ["stages.thinker.tp_size"], "at least 1"),
+    ({"thinker.relay": {"slot_size_mb": 0}}, ["stages.thinker.relay.slot_size_mb"], "at least 1"),
+    ({"thinker.relay": {"slot_size_mb": 4097}}, ["stages.thinker.relay.slot_size_mb"], "at most 4096"),
+    ({"thinker.relay": {"credits": 65}}, ["stages.thinker.relay.credits"], "at most 64"),
+    ({"thinker.relay": {"creditz": 2}}, ["stages.thinker.relay.creditz"], "did you mean 'credits'"),
+    ({"thinker.relay": {"device": "gpu"}}, ["stages.thinker.relay.device"], "'cpu', 'cuda' or 'cuda:N'"),
+]
+
+STAGES: list[tuple[dict[str, Any], list[str], str]] = [
+    ({"decode.next": "vocoder"}, ["stages.decode.next"], "set either next or terminal"),
+    ({"vocoder.terminal": False}, ["stages.vocoder.next"], "or set terminal: true"),
+    ({"encoder.next": []}, ["stages.encoder.next", "stages.aggregate.wait_for[1]"], "at least one stage"),
+    ({"decode.route_fn": F}, ["stages.decode.route_fn"], "not valid on a terminal stage"),
+    ({"aggregate.merge_fn": REMOVED}, ["stages.aggregate.merge_fn"], "is required with wait_for"),
+    ({"thinker.merge_fn": F}, ["stages.thinker.merge_fn"], "needs wait_for"),
+    ({"thinker.wait_for_fn": F}, ["stages.thinker.wait_for_fn"], "needs wait_for"),
+    ({"aggregate.wait_for": []}, ["stages.aggregate.wait_for"], "at least one stage"),
+    ({"encoder.stream_done_to_fn": F}, ["stages.encoder.stream_done_to_fn"], "needs stream_to"),
+    (
+        {"encoder.next": "agregate"},
+        ["stages.encoder.next", "stages.aggregate.wait_for[1]"],
+        "did you mean 'aggregate'?",
+    ),
+    ({"thinker.next": ["decode", "talkr"]}, ["stages.thinker.next[1]"], "no stage 'talkr'; did you mean 'talker'?"),
+    (
+        {"aggregate.wait_for": ["prepare", "encodr"]},
+        ["stages.aggregate.wait_for[1]", "stages.encoder.next"],
+        "no stage 'encodr'",
+    ),
+    ({"talker.stream_to": ["vocodr"]}, ["stages.talker.stream_to[0]"], "did you mean 'vocoder'?"),
+    ({"thinker.next": ["decode", "decode", "talker"]}, ["stages.thinker.next[1]"], "named twice"),
+    ({"thinker.stream_to": ["thinker"]}, ["stages.thinker.stream_to[0]"], "this stage itself"),
+    (
+        {"thinker.project_payload": {"vocoder": F}},
+        ["stages.thinker.project_payload.vocoder"],
+        "(targets: decode, talker)",
+    ),
+    ({"entry_stage": "prepar"}, ["entry_stage"], "did you mean 'prepare'?"),
+    ({"runtime_overrides": {"thinkr": {}}}, ["runtime_overrides.thinkr"], "did you mean 'thinker'?"),
+    ({"decode.process": REMOVED}, ["stages.decode.process"], "for example 'decode'"),
+    ({"thinker.relay": {"rank": 0}}, ["stages.thinker.relay"], "both or neither"),
+    ({"thinker.relay": {"rank": 2, "world_size": 2}}, ["stages.thinker.relay.rank"], "below world_size (2)"),
+    ({"decode.relay": {"device": "cuda"}}, ["stages.decode.relay.device"], "(valid: cpu)"),
+    ({"talker.relay": {"device": "cuda:0"}}, ["stages.talker.relay.device"], "(valid: cpu, cuda, cuda:1)"),
+]
+
+GRAPH: list[tuple[dict[str, Any], list[str], str]] = [
+    (
+        {"encoder.next": "thinker"},
+        ["stages.aggregate.wait_for[1]"],
+        "'encoder' never sends its result here: its next (thinker)",
+    ),
+    ({"aggregate.wait_for": ["prepare"]}, ["stages.encoder.next"], "would drop this stage's result"),
+    ({"talker.next": ["vocoder", "thinker"]}, ["stages.talker.next"], "thinker -> talker -> thinker"),
+    ({"talker.stream_to": ["thinker"]}, ["stages.talker.stream_to"], "closes a cycle"),
+    (
+        {"thinker.next": "decode", "thinker.stream_to": []},
+        ["stages.talker", "stages.vocoder"],
+        "from the entry stage 'prepare'",
+    ),
+    (
+        {"entry_stage": "thinker"},
+        ["stages.prepare", "stages.encoder", "stages.aggregate"],
+        "no result or stream leads here",
+    ),
+    ({"entry_stage": "aggregate"}, ["stages.aggregate.wait_for", "stages.prepare", "stages.encoder"], "cannot wait"),
+    (
+        {"decode.terminal": False, "vocoder.terminal": False, "decode.next": "vocoder", "vocoder.next": "decode"},
+        ["stages.vocoder.next", "stages"],
+        "decode -> vocoder -> decode",
+    ),
+    (
+        {"thinker.next": "encoder", "thinker.stream_to": [], "thinker.route_fn": REMOVED},
+        ["stages.thinker.next", "stages.decode", "stages.talker", "stages.vocoder", "stages.prepare"],
+        "closes a cycle",
+    ),
+    ({"fused_stages": [["talker", "vocodr"]]}, ["fused_stages[0][0]", "fused_stages[0][1]"], "route to 'vocodr' alone"),
+    ({"fused_stages": [["talker"]]}, ["fused_stages[0]"], "at least two"),
+    (
+        {"fused_stages": [["thinker", "decode"]]},
+        ["fused_stages[0][0]"],
+        "alone to be fused with it (its next: decode, talker)",
+    ),
+    ({"fused_stages": [["decode", "talker"]]}, ["fused_stages[0][0]", "fused_stages[0][1]"], "(its next: none)"),
+    ({"fused_stages": [["encoder", "aggregate"]]}, ["fused_stages[0][1]"], "also receives from prepare"),
+    (
+        {"fused_stages": [["talker", "vocoder"], ["talker", "vocoder"]]},
+        ["fused_stages[0][0]", "fused_stages[0][1]", "fused_stages[1][0]", "fused_stages[1][1]"],
+        "named 2 times",
+    ),
+    (
+        {"fused_stages": [["aggregate", "thinker"]], "thinker.tp_size": 2, "thinker.gpu": [2, 3]},
+        ["fused_stages[0][1]", "stages.thinker.process"],
+        "tensor-parallel",
+    ),
+]
+
+PLACEMENT: list[tuple[dict[str, Any], list[str], str]] = [
+    ({"thinker.gpu": [0, 2]}, ["stages.thinker.gpu"], "2 GPUs for tp_size 1"),
+    ({"thinker.gpu": [0], "thinker.tp_size": 2}, ["stages.thinker.gpu"], "1 GPUs for tp_size 2"),
+    ({"thinker.gpu": [0, 0], "thinker.tp_size": 2}, ["stages.thinker.gpu"], "names a GPU twice"),
+    ({"thinker.tp_size": 2}, ["stages.thinker.gpu"], "must list 2 GPUs"),
+    (
+        {"thinker.gpu": [0, 2], "thinker.tp_size": 2, "decode.process": "thinker"},
+        ["stages.thinker.process"],
+        "owns its processes, but 'thinker' runs thinker, decode",
+    ),
+    (
+        {"thinker.gpu": [0, 2], "thinker.tp_size": 2, "decode.process": "thinker_tp1"},
+        ["stages.thinker.process"],
+        "'thinker_tp1' has the name of another process",
+    ),
+    ({"vocoder.gpu": 2}, ["stages.vocoder.gpu"], "'talker' in the same process 'talker' is on GPU 1"),
+    (
+        {"vocoder.process": "vocoder", "vocoder.gpu": 2, "fused_stages": [["talker", "vocoder"]]},
+        ["stages.vocoder.gpu"],
+        "(joined by fused_stages)",
+    ),
+    (
+        {"encoder.gpu": 0},
+        [f"stages.encoder.factory_args.{FRACTION}", f"stages.thinker.factory_args.{FRACTION}"],
+        "processes encoder, thinker share GPU 0",
+    ),
+    (
+        {"encoder.gpu": 0, "encoder.factory_args": {FRACTION: 0.4}},
+        [f"stages.thinker.factory_args.{FRACTION}"],
+        "is required",
+    ),
+    (
+        {"encoder.gpu": 0, "runtime_overrides": {"encoder": {FRACTION: 0.4}, "thinker": {FRACTION: 0.7}}},
+        [f"runtime_overrides.thinker.{FRACTION}"],
+        "more than 1: 0.4 (encoder) + 0.7 (thinker)",
+    ),
+    ({"decode.factory_args": {FRACTION: 40}}, [f"stages.decode.factory_args.{FRACTION}"], "at most 1, not 40"),
+]
+
+
+@pytest.mark.parametrize(("changes", "paths", "phrase"), FIELDS + STAGES + GRAPH + PLACEMENT)
+def test_a_broken_rule_is_explained(changes: dict[str, Any], paths: list[str], phrase: str) -> None:
+    problems = problems_of(speech_data(changes))
+    assert [problem.path for problem in problems] == paths, [str(problem) for problem in problems]
+    assert phrase in problems[0].message
+
+
+VALID: list[dict[str, Any]] = [
+    {},
+    {"thinker.gpu": [0, 2], "thinker.tp_size": 2, "thinker.process": REMOVED},
+    {"thinker.gpu": [0]},
+    {"thinker.gpu": None, "thinker.tp_size": 2},
+    {"encoder.gpu": 0, "runtime_overrides": {"encoder": {FRACTION: 0.3}, "thinker": {FRACTION: 0.7}}},
+    {"fused_stages": [["aggregate", "thinker"], ["talker", "vocoder"]]},
+    {"aggregate.wait_for_fn": F, "thinker.stream_done_to_fn": F, "thinker.project_payload": {"talker": F}},
+    {"thinker.relay": {"rank": 1, "world_size": 2, "device": "cuda:0"}},
+    # 0.33 + 0.56 + 0.11 is above 1 by rounding alone.
+    {
+        "encoder.gpu": 1,
+        "encoder.factory_args": {FRACTION: 0.33},
+        "talker.factory_args": {FRACTION: 0.56},
+        "vocoder.factory_args": {FRACTION: 0.11},
+    },
+]
+
+
+@pytest.mark.parametrize("changes", VALID)
+def test_what_the_rules_allow(changes: dict[str, Any]) -> None:
+    assert problems_of(speech_data(changes)) == ()
+
+
+def test_duplicate_names_are_told_apart_by_their_place() -> None:
+    problems = problems_of(speech_data({"decode.process": REMOVED, "decode.name": "thinker"}))
+    assert ("stages[4].name", "'thinker' is already the name of stages[3]") in [(p.path, p.message) for p in problems]
+    assert "stages[4].process" in [p.path for p in problems]
+
+
+def test_all_problems_are_reported_together() -> None:
+    data = speech_data({"thinker.nxt": 1, "decode.route_fn": F, "aggregate.merge_fn": REMOVED, "relay_backend": "x"})
+    paths = [problem.path for problem in problems_of(data)]
+    assert paths == ["relay_backend", "stages.thinker.nxt", "stages.aggregate.merge_fn", "stages.decode.route_fn"]
+    with pytest.raises(ConfigError) as caught:
+        PipelineConfig(**data)
+    text = str(caught.value)
+    assert text.startswith("4 problems:\n") and all(f"\n  {path}: " in text for path in paths)
+
+
+def test_a_stage_alone_reports_in_the_same_form() -> None:
+    with pytest.raises(ConfigError, match=r"^stages\.thinker\.gpus: unknown key; did you mean 'gpu'\?"):
+        StageConfig(name="thinker", factory=F, gpus=0)  # type: ignore[call-arg]
+    with pytest.raises(ConfigError, match=r"^relay\.credits: must be at least 1, not 0$"):
+        RelayConfig(credits=0)
+    with pytest.raises(ConfigError, match=r"^endpoints\.base_path: must be a string"):
+        EndpointsConfig(base_path=1)  # type: ignore[arg-type]
+
+
+def test_validating_a_mapping_reports_in_the_same_form() -> None:
+    with pytest.raises(ConfigError, match=r"^stages\.decode\.route_fn: "):
+        PipelineConfig.model_validate(speech_data({"decode.route_fn": F}))
+
+
+def test_configurations_are_frozen() -> None:
+    config = SpeechPipelineConfig(model_path="org/Speech-1")
+    with pytest.raises(ValueError, match="frozen"):
+        config.relay_backend = "nixl"
+    with pytest.raises(ValueError, match="frozen"):
+        config.stages[0].gpu = 1
+
+
+def test_derived_values() -> None:
+    config = SpeechPipelineConfig(model_path="/models/My Speech-1.5/")
+    assert config.resolved_name == "My_Speech-1_5"
+    assert config.config_cls == "tests.config.family.SpeechPipelineConfig"
+    assert config.resolved_entry_stage == "prepare"
+    assert config.terminal_stages == ("decode", "vocoder")
+    assert config.gpu_placement == {"thinker": 0, "talker": 1, "vocoder": 1}
+    assert config.changed(name="other").resolved_name == "other"
+    with pytest.raises(ConfigError, match="entry_stage"):
+        config.changed(entry_stage="nowhere")
+
+
+def test_relay_defaults() -> None:
+    relay = RelayConfig()
+    assert (relay.slot_size_mb, relay.credits, relay.rank, relay.world_size, relay.device) == (32, 2, None, None, None)
+
+
+def test_where_sockets_are_made(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    assert EndpointsConfig().resolved_base_path == tmp_path
+    assert str(EndpointsConfig(base_path="/run/omni").resolved_base_path) == "/run/omni"
