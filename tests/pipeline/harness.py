@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import queue
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,8 +35,11 @@ class Sink:
     def chunk(self, payload: Payload) -> None:
         self.events.put(("chunk", payload))
 
-    def finish(self, results: Mapping[str, Payload]) -> None:
-        self.events.put(("finish", dict(results)))
+    def result(self, stage: str, payload: Payload) -> None:
+        self.events.put((stage, payload))
+
+    def finish(self) -> None:
+        self.events.put(("finish", None))
 
     def fail(self, error: OmniError) -> None:
         self.events.put(("fail", error))
@@ -46,15 +49,19 @@ class Sink:
 
     def wait(self, timeout: float = 10.0) -> tuple[list[Payload], dict[str, Payload]]:
         """The chunks and the results; raises the request's error."""
-        chunks = []
+        chunks: list[Payload] = []
+        results: dict[str, Payload] = {}
         while True:
             kind, value = self.events.get(timeout=timeout)
-            if kind == "chunk":
-                chunks.append(value)
-            elif kind == "fail":
-                raise value
-            else:
-                return chunks, value
+            match kind:
+                case "chunk":
+                    chunks.append(value)
+                case "fail":
+                    raise value
+                case "finish":
+                    return chunks, results
+                case stage:
+                    results[stage] = value
 
 
 @dataclass

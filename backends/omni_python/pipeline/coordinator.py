@@ -51,11 +51,14 @@ class RequestState(enum.Enum):
 
 
 class ResponseSink(Protocol):
-    """Where a request's answer goes. All but `is_cancelled` are called on one thread, in order; `finish` or `fail`
-    comes once and last."""
+    """Where a request's answer goes: chunks and terminal stages' results as they come, then once `finish` or `fail`.
+
+    All but `is_cancelled` are called on one thread, in order.
+    """
 
     def chunk(self, payload: Payload) -> None: ...
-    def finish(self, results: Mapping[str, Payload]) -> None: ...
+    def result(self, stage: str, payload: Payload) -> None: ...
+    def finish(self) -> None: ...
     def fail(self, error: OmniError) -> None: ...
     def is_cancelled(self) -> bool: ...
 
@@ -102,7 +105,7 @@ class _Request:
     deadline: float
     payload: OmniRequest | None
     state: RequestState = RequestState.PENDING
-    results: dict[str, Payload] = field(default_factory=dict)
+    completed: set[str] = field(default_factory=set)
 
 
 class Coordinator:
@@ -187,7 +190,10 @@ class Coordinator:
                 )
             request_id = f"{self._endpoint.epoch:x}-{next(self._numbers)}"
             record = _Request(request_id, sink, terminals, time.monotonic() + seconds, request)
+            was_idle = not self._requests
             self._requests[request_id] = record
+        if was_idle:
+            self._deaths.wake()  # the watcher sleeps longer while there is nobody to watch for
         self._to_submit.put(record)
         return request_id
 
@@ -263,8 +269,9 @@ class Coordinator:
         if message.source not in request.terminals:
             self._end(request, RequestState.FAILED, OmniError(f"unexpected result from stage {message.source}"))
             return
-        request.results[message.source] = payload
-        if request.results.keys() == request.terminals:
+        request.completed.add(message.source)
+        self._queue(request, lambda: request.sink.result(message.source, payload))
+        if request.completed == request.terminals:
             self._end(request, RequestState.COMPLETED)
 
     def _payload(self, request: _Request | None, epoch: int, envelope: Envelope | None) -> Payload | None:
@@ -328,7 +335,7 @@ class Coordinator:
             request.state = state
             self.finished[state] += 1
         if error is None:
-            self._queue(request, lambda: request.sink.finish(request.results))
+            self._queue(request, request.sink.finish)
             return
         self._broadcast(AbortMessage(self._endpoint.epoch, request.id))
         self._queue(request, lambda: request.sink.fail(error))

@@ -1,0 +1,65 @@
+"""The orchestrator model: the one that clients call."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+from omni_python.glue.bls import call_stage
+from omni_python.glue.metrics import MetricsWriter, Sample
+from omni_python.glue.model import ModelContext
+from omni_python.glue.request import parse_request
+from omni_python.glue.response import TritonSink, send_error
+from omni_python.pipeline.build import pipeline_spec, pool_bytes
+from omni_python.pipeline.coordinator import Coordinator
+from omni_python.proto.errors import OmniError
+from omni_python.proto.tensors import INPUTS
+
+
+class Orchestrator:
+    """Reads requests, admits them, and leaves the rest to the coordinator; `execute` never waits."""
+
+    def __init__(self, context: ModelContext) -> None:
+        spec = pipeline_spec(context.config)
+        self._coordinator = Coordinator(spec, context.directory, pool_bytes(context.config), call_stage)
+        self._coordinator.start()
+        self._metrics = MetricsWriter(spec.name, self._samples)
+        self._metrics.start()
+
+    def execute(self, requests: Sequence[Any]) -> None:
+        for request in requests:
+            sender = request.get_response_sender()
+            try:
+                parsed = parse_request(_tensors(request), json.loads(request.parameters() or "{}"))
+                sink = TritonSink(sender, parsed)
+                if parsed.request.stream:
+                    sink.announce()
+                self._coordinator.submit(parsed.request, sink)
+            except OmniError as error:
+                send_error(sender, error)
+
+    def finalize(self) -> None:
+        self._metrics.stop()
+        self._coordinator.stop()
+
+    def _samples(self) -> list[Sample]:
+        coordinator = self._coordinator
+        held = coordinator.stats()
+        return [
+            Sample("omni_requests_in_flight", held["requests"]),
+            Sample("omni_relay_slots_in_use", held["relay_slots"], {"process": "orchestrator"}),
+            *(Sample("omni_requests_total", n, {"state": state.value}) for state, n in coordinator.finished.items()),
+        ]
+
+
+def _tensors(request: Any) -> dict[str, np.ndarray]:
+    tensors = {}
+    for spec in INPUTS:
+        tensor = pb_utils.get_input_tensor_by_name(request, spec.name)
+        if tensor is not None:
+            tensors[spec.name] = tensor.as_numpy()
+    return tensors

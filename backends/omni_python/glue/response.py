@@ -1,0 +1,140 @@
+"""From payloads of terminal stages to Triton responses."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import wave
+from typing import Any
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+from omni_python.glue.request import ParsedRequest
+from omni_python.proto.errors import ErrorCode, OmniError
+from omni_python.proto.payload import AudioOutput, Payload, TextOutput
+
+_FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
+_CODES = {
+    ErrorCode.INTERNAL: pb_utils.TritonError.INTERNAL,
+    ErrorCode.NOT_FOUND: pb_utils.TritonError.NOT_FOUND,
+    ErrorCode.INVALID_ARGUMENT: pb_utils.TritonError.INVALID_ARG,
+    ErrorCode.UNAVAILABLE: pb_utils.TritonError.UNAVAILABLE,
+    ErrorCode.UNSUPPORTED: pb_utils.TritonError.UNSUPPORTED,
+    ErrorCode.CANCELLED: pb_utils.TritonError.CANCELLED,
+    ErrorCode.DEADLINE_EXCEEDED: pb_utils.TritonError.UNAVAILABLE,  # Triton has no code of its own for it
+}
+
+
+def send_error(sender: Any, error: OmniError) -> None:
+    """End a request with an error."""
+    triton_error = pb_utils.TritonError(str(error), _CODES[error.code])
+    sender.send(pb_utils.InferenceResponse(error=triton_error), flags=_FINAL)
+
+
+class TritonSink:
+    """One request's way back to its client.
+
+    Streaming: a response for every chunk, and a last one with finish reason and usage. Otherwise one response with
+    everything, which is what HTTP's `generate` needs.
+    """
+
+    def __init__(self, sender: Any, parsed: ParsedRequest) -> None:
+        self._sender = sender
+        self._stream = parsed.request.stream
+        self._audio_format = parsed.audio_format
+        self._text: list[str] = []
+        self._audio: list[np.ndarray] = []
+        self._sample_rate = 0
+        self._text_end: TextOutput | None = None
+        self._audio_end: AudioOutput | None = None
+        self._samples = 0
+
+    def announce(self) -> None:
+        """A response without content. Triton notices a client that leaves (HTTP) only once one was sent."""
+        self._sender.send(pb_utils.InferenceResponse([]))
+
+    def is_cancelled(self) -> bool:
+        return bool(self._sender.is_cancelled())
+
+    def chunk(self, payload: Payload) -> None:
+        if isinstance(payload, AudioOutput):
+            self._sample_rate = payload.sample_rate
+            self._samples += len(payload.samples)
+        if not self._stream:
+            self._collect(payload)
+        elif tensors := self._content(payload):
+            self._sender.send(pb_utils.InferenceResponse(tensors))
+
+    def result(self, stage: str, payload: Payload) -> None:
+        if isinstance(payload, TextOutput):
+            self._text_end = payload
+        elif isinstance(payload, AudioOutput):
+            self._audio_end = payload
+        self.chunk(payload)
+
+    def finish(self) -> None:
+        tensors = []
+        if not self._stream:
+            if self._text_end is not None:
+                tensors += self._content(TextOutput("".join(self._text)), even_if_empty=True)
+            if self._audio_end is not None:
+                samples = np.concatenate([*self._audio, np.empty(0, np.float32)])
+                tensors += self._content(AudioOutput(samples, self._sample_rate), even_if_empty=True)
+        self._sender.send(pb_utils.InferenceResponse(tensors + self._ending()), flags=_FINAL)
+
+    def fail(self, error: OmniError) -> None:
+        send_error(self._sender, error)
+
+    def _collect(self, payload: Payload) -> None:
+        if isinstance(payload, TextOutput):
+            self._text.append(payload.text)
+        elif isinstance(payload, AudioOutput):
+            self._audio.append(payload.samples)
+
+    def _content(self, payload: Payload, even_if_empty: bool = False) -> list[pb_utils.Tensor]:
+        if isinstance(payload, TextOutput) and (payload.text or even_if_empty):
+            return [_bytes("text_output", payload.text)]
+        if isinstance(payload, AudioOutput) and (len(payload.samples) or even_if_empty):
+            rate = pb_utils.Tensor("audio_sample_rate", np.array([payload.sample_rate], np.int32))
+            if self._audio_format == "fp32":
+                return [pb_utils.Tensor("audio_output", np.ascontiguousarray(payload.samples, np.float32)), rate]
+            encode = _wav if self._audio_format == "wav" else _pcm16
+            return [_bytes("audio_base64", base64.b64encode(encode(payload))), rate]
+        return []
+
+    def _ending(self) -> list[pb_utils.Tensor]:
+        text, audio = self._text_end, self._audio_end
+        reason = (text and text.finish_reason) or (audio and audio.finish_reason) or "stop"
+        usage: dict[str, Any] = {}
+        tensors = [_bytes("finish_reason", reason)]
+        if text is not None:
+            usage |= {"input_tokens": text.num_input_tokens, "output_tokens": text.num_output_tokens}
+            tensors.append(pb_utils.Tensor("num_input_tokens", np.array([text.num_input_tokens], np.uint32)))
+            tensors.append(pb_utils.Tensor("num_output_tokens", np.array([text.num_output_tokens], np.uint32)))
+        if audio is not None:
+            usage["audio_samples"] = self._samples
+            usage["audio_seconds"] = round(self._samples / self._sample_rate, 3) if self._sample_rate else 0.0
+            usage["audio_finish_reason"] = audio.finish_reason or "stop"
+        return [*tensors, _bytes("usage", json.dumps(usage))]
+
+
+def _bytes(name: str, value: str | bytes) -> pb_utils.Tensor:
+    data = value.encode() if isinstance(value, str) else value
+    return pb_utils.Tensor(name, np.array([data], dtype=np.object_))
+
+
+def _pcm16(audio: AudioOutput) -> bytes:
+    """Little-endian 16-bit samples; what is beyond -1..1 is clipped."""
+    return (np.clip(audio.samples, -1.0, 1.0) * 32767.0).round().astype("<i2").tobytes()
+
+
+def _wav(audio: AudioOutput) -> bytes:
+    buffer = io.BytesIO()
+    with wave.open(buffer, "wb") as file:
+        file.setnchannels(1)
+        file.setsampwidth(2)
+        file.setframerate(audio.sample_rate)
+        file.writeframes(_pcm16(audio))
+    return buffer.getvalue()

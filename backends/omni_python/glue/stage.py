@@ -1,0 +1,66 @@
+"""The model of one stage process: it takes submissions; everything else goes over its own socket."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+from omni_python.glue.metrics import MetricsWriter, Sample
+from omni_python.glue.model import ModelContext
+from omni_python.pipeline.build import build_stages, pool_bytes
+from omni_python.pipeline.stage_process import StageProcess
+from omni_python.proto.errors import InvalidArgument
+from omni_python.proto.messages import SubmitMessage, SubmitReply, WireError, decode_message
+
+
+class StageModel:
+    """Owns the process's stages."""
+
+    def __init__(self, context: ModelContext) -> None:
+        assert context.process is not None
+        config = context.config
+        stages = build_stages(config, context.process, context.repository)
+        self._process = StageProcess(
+            config.resolved_name, context.process, stages, context.directory, pool_bytes(config, context.process)
+        )
+        self._process.start()
+        self._metrics = MetricsWriter(config.resolved_name, self._samples)
+        self._metrics.start()
+
+    def execute(self, requests: Sequence[Any]) -> None:
+        for request in requests:
+            reply = msgspec.msgpack.encode(self._answer(request))
+            tensor = pb_utils.Tensor("reply", np.frombuffer(reply, np.uint8))
+            request.get_response_sender().send(
+                pb_utils.InferenceResponse([tensor]), flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
+            )
+
+    def finalize(self) -> None:
+        self._metrics.stop()
+        self._process.stop()
+
+    def _answer(self, request: Any) -> SubmitReply:
+        """Errors go inside the reply: BLS loses those that are not a first response."""
+        try:
+            message = decode_message(pb_utils.get_input_tensor_by_name(request, "message").as_numpy().tobytes())
+        except msgspec.MsgspecError as error:
+            return SubmitReply(0, WireError.of(InvalidArgument(f"`message` is no encoded message: {error}")))
+        if not isinstance(message, SubmitMessage):
+            return SubmitReply(0, WireError.of(InvalidArgument("a stage's model takes SubmitMessages")))
+        return self._process.submit(message)
+
+    def _samples(self) -> list[Sample]:
+        samples = [
+            Sample("omni_relay_slots_in_use", self._process.relay_slots_in_use, {"process": self._process.process})
+        ]
+        for stage in self._process.stages.values():
+            name = stage.spec.name
+            samples.append(Sample("omni_stage_requests_total", stage.accepted, {"stage": name}))
+            samples += [
+                Sample("omni_stage_held", count, {"stage": name, "what": what}) for what, count in stage.stats().items()
+            ]
+        return samples

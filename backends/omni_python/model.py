@@ -1,0 +1,26 @@
+"""The entry point that Triton's python backend loads for every model of this backend.
+
+A model's parameters say what it is: the orchestrator of a pipeline, or one process of it (`glue/model.py`).
+Imports happen in `initialize`, so that Triton's auto-completion of configurations stays cheap.
+"""
+
+import os
+import sys
+
+
+class TritonPythonModel:
+    """Triton's interface to `omni_python.glue`."""
+
+    def initialize(self, args):  # type: ignore[no-untyped-def]
+        backends = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+        if backends not in sys.path:  # so that `import omni_python` works where the package is not installed
+            sys.path.append(backends)
+        from omni_python.glue.model import create_model
+
+        self._model = create_model(args)
+
+    def execute(self, requests):  # type: ignore[no-untyped-def]
+        return self._model.execute(requests)
+
+    def finalize(self):  # type: ignore[no-untyped-def]
+        self._model.finalize()
