@@ -131,7 +131,7 @@ def load_case(name: str) -> Case:
 def _part(part: dict[str, Any]) -> ContentPart:
     if part["type"] == "text":
         return TextPart(part["text"])
-    data = (MEDIA / part["file"]).read_bytes()
+    data = np.fromfile(MEDIA / part["file"], np.uint8)
     return {"audio": AudioPart, "image": ImagePart, "video": VideoPart}[part["type"]](data=data)
 
 

@@ -134,7 +134,9 @@ class Oracle:
 
         audio: list[np.ndarray] = []
         audio_of_video: list[int | None] = []
-        images, videos, metadata = [], [], []
+        images: list[Any] = []
+        videos: list[np.ndarray] = []
+        metadata: list[Any] = []
         for part in (part for message in messages for part in message["content"]):
             path = MEDIA / part.get("file", "")
             if part["type"] == "audio":
@@ -292,7 +294,7 @@ def read_mp4(path: Path) -> tuple[np.ndarray, float, np.ndarray | None]:
     import av
 
     with av.open(str(path)) as container:
-        rate = float(container.streams.video[0].average_rate)
+        rate = float(container.streams.video[0].average_rate or 0)
         frames = np.stack([frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)])
     with av.open(str(path)) as container:
         if not container.streams.audio:
@@ -364,7 +366,9 @@ def save(
     for key in ("image_grid_thw", "video_grid_thw"):
         if key in inputs:
             arrays[key] = inputs[key].numpy()
-    features = {key: inputs[key] for key in ("pixel_values", "pixel_values_videos") if key in inputs}
+    features: dict[str, torch.Tensor] = {
+        key: inputs[key] for key in ("pixel_values", "pixel_values_videos") if key in inputs
+    }
     if "input_features" in inputs:
         mask = inputs["feature_attention_mask"].bool()
         arrays["audio_lengths"] = mask.sum(1).numpy()
@@ -396,17 +400,18 @@ def versions() -> dict[str, str]:
     return {name: version(name) for name in ("torch", "transformers", "torchvision", "numpy", "pillow", "av")}
 
 
-def declare_torchvision_operators() -> None:
+def declare_torchvision_operators() -> torch.library.Library:
     """Let torchvision import beside a torch that it was not built for.
 
-    Its compiled operators are then absent, but image processing uses none of them; only their names must exist.
+    Its compiled operators are then absent, but image processing uses none of them; only their names must exist,
+    as long as the returned library lives.
     """
     names = "nms qnms roi_align _roi_align_backward ps_roi_align _ps_roi_align_backward roi_pool _roi_pool_backward "
     names += "ps_roi_pool _ps_roi_pool_backward qroi_align deform_conv2d _deform_conv2d_backward"
-    global _operators
-    _operators = torch.library.Library("torchvision", "FRAGMENT")
+    operators = torch.library.Library("torchvision", "FRAGMENT")
     for name in names.split():
-        _operators.define(f"{name}(Tensor input) -> Tensor")
+        operators.define(f"{name}(Tensor input) -> Tensor")
+    return operators
 
 
 def main() -> None:
@@ -414,11 +419,11 @@ def main() -> None:
     parser.add_argument("cases", nargs="*", metavar="CASE", help=f"default: all of {', '.join(CASES)}")
     wanted = parser.parse_args().cases or list(CASES)
     try:
-        import torchvision  # noqa: F401
+        import torchvision  # type: ignore[import-not-found]  # noqa: F401
     except RuntimeError:
         for module in [module for module in sys.modules if module.split(".")[0] == "torchvision"]:
             del sys.modules[module]
-        declare_torchvision_operators()
+        operators = declare_torchvision_operators()  # noqa: F841
     from omni_python.models.qwen3_omni import tiny
 
     torch.manual_seed(0)

@@ -1,0 +1,73 @@
+"""Audio files and raw samples to mono float32 at the rate of the model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import av
+import numpy as np
+
+from omni_python.preprocessing.container import AUDIO_FORMATS, Encoded, open_media
+from omni_python.proto.errors import InvalidArgument
+
+SAMPLE_RATE = 16000
+"""Hz; what the audio encoder hears."""
+MAX_SECONDS = 1800.0
+
+
+def decode_audio(data: Encoded, sample_rate: int = SAMPLE_RATE, max_seconds: float = MAX_SECONDS) -> np.ndarray:
+    """Any common audio file, or the sound track of a video, as float32 [n] in -1..1: channels averaged, resampled.
+
+    Raises `InvalidArgument` for bytes that hold no readable sound, and for more than `max_seconds` of it.
+    """
+    with open_media(data, "audio", AUDIO_FORMATS) as container:
+        if not container.streams.audio:
+            raise InvalidArgument(f"the audio file has no sound; accepted formats: {AUDIO_FORMATS}")
+        return _resampled(container.decode(audio=0), sample_rate, max_seconds)
+
+
+def resample(
+    samples: np.ndarray, from_rate: int, sample_rate: int = SAMPLE_RATE, max_seconds: float = MAX_SECONDS
+) -> np.ndarray:
+    """Mono samples [n] at `from_rate` Hz as float32 [m] at `sample_rate` Hz; the same errors as `decode_audio`."""
+    if samples.ndim != 1 or samples.size == 0:
+        raise InvalidArgument(f"audio samples must be a non-empty list of mono samples, not of shape {samples.shape}")
+    if not 1000 <= from_rate <= 768000:
+        raise InvalidArgument(f"audio sample rate {from_rate} Hz is not in 1000..768000")
+    if not np.isfinite(samples).all():
+        raise InvalidArgument("audio samples must be finite numbers in -1..1")
+    samples = np.ascontiguousarray(samples, np.float32)
+    if from_rate == sample_rate:
+        _check_length(samples.size, sample_rate, max_seconds)
+        return samples
+    frame = av.AudioFrame.from_ndarray(samples[None], format="fltp", layout="mono")
+    frame.sample_rate = from_rate
+    return _resampled([frame], sample_rate, max_seconds)
+
+
+def _resampled(frames: Iterable[av.AudioFrame], sample_rate: int, max_seconds: float) -> np.ndarray:
+    # libswresample's own stereo-to-mono mix is not the mean for float samples, so it keeps the channels
+    resampler = av.AudioResampler(format="fltp", rate=sample_rate)
+    mono: list[np.ndarray] = []
+    length = 0
+    try:
+        for frame in _flushed(frames):
+            for piece in resampler.resample(frame):
+                mono.append(piece.to_ndarray().mean(axis=0))
+                length += mono[-1].size
+                _check_length(length, sample_rate, max_seconds)
+    except ValueError as error:  # the layout or rate changes within the file
+        raise InvalidArgument(f"unreadable audio file ({error}); accepted formats: {AUDIO_FORMATS}") from error
+    if not length:
+        raise InvalidArgument(f"the audio file has no sound; accepted formats: {AUDIO_FORMATS}")
+    return np.concatenate(mono).astype(np.float32, copy=False)
+
+
+def _flushed(frames: Iterable[av.AudioFrame]) -> Iterable[av.AudioFrame | None]:
+    yield from frames
+    yield None
+
+
+def _check_length(samples: int, sample_rate: int, max_seconds: float) -> None:
+    if samples > max_seconds * sample_rate:
+        raise InvalidArgument(f"audio is longer than {max_seconds:g} s, the most that is accepted")
