@@ -43,6 +43,16 @@ def test_files_hold_no_defaults_and_keep_the_order() -> None:
     }
 
 
+@pytest.mark.parametrize(
+    "value", ["\x85", "a\nb\n", "\r", "\u2028", "\ufeff", "\t", "on", "1e3", "0x1", "~", "", " a ", "#", "中文", "a: b"]
+)
+def test_odd_strings_come_back(value: str) -> None:
+    config = SpeechPipelineConfig(
+        model_path="m", env_defaults={"A": value}, runtime_overrides={"decode": {"a": [value]}}
+    )
+    assert parse_pipeline(dump_pipeline(config), "text") == config
+
+
 class NixlPipelineConfig(SpeechPipelineConfig):
     relay_backend: str = "nixl"  # type: ignore[assignment]
 
