@@ -109,7 +109,7 @@ def test_reason_prefers_failed_models_then_errors_then_the_end() -> None:
 
 def test_serve_says_what_is_missing(tmp_path: Path) -> None:
     result = subprocess.run(
-        [sys.executable, "-m", "omni_python.commands.serve", "--model-repository", str(tmp_path / "none")],
+        [sys.executable, "-m", "omni_python.cli", "serve", "--model-repository", str(tmp_path / "none")],
         capture_output=True,
         text=True,
     )

@@ -21,7 +21,15 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         description="Run a tritonserver with the omni_python backend until Ctrl-C: one on PATH, else the one of the "
         "nvidia-pytriton wheel. It becomes this process.",
     )
-    _add_own_arguments(parser)
+    add_arguments(parser)
+    parser.add_argument(
+        "--load-model",
+        action="append",
+        metavar="NAME",
+        help="load this model alone; may be repeated (default: all of the repository)",
+    )
+    parser.add_argument("--print", action="store_true", help="print the shell command that it runs, and stop")
+    parser.add_argument("extra", nargs="*", metavar="-- ARG", help="more arguments for tritonserver, after --")
     return parser
 
 
@@ -39,18 +47,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(
             f"--{name}-port", type=int, default=port, metavar="PORT", help="0 takes a free one (default: %(default)s)"
         )
-
-
-def _add_own_arguments(parser: argparse.ArgumentParser) -> None:
-    add_arguments(parser)
-    parser.add_argument(
-        "--load-model",
-        action="append",
-        metavar="NAME",
-        help="load this model alone; may be repeated (default: all of the repository)",
-    )
-    parser.add_argument("--print", action="store_true", help="print the shell command that it runs, and stop")
-    parser.add_argument("extra", nargs="*", metavar="-- ARG", help="more arguments for tritonserver, after --")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -89,14 +85,3 @@ def shell_command(installation: Installation, command: list[str]) -> str:
     ]
     first = f"cd {shlex.quote(str(installation.working_directory))} && env -u PYTHONHOME"
     return " \\\n  ".join([first, *variables, *map(shlex.quote, command)])
-
-
-def main() -> int:
-    """`python -m omni_python.commands.serve`."""
-    parser = argparse.ArgumentParser(prog="serve")
-    _add_own_arguments(parser)
-    return run(parser.parse_args())
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -73,12 +73,14 @@ class ServerOptions:
         )
 
     def check_ports(self) -> None:
-        """Raise ServerSetupError for a port in use. tritonserver finds out late, and leaves its stubs behind then."""
+        """Raise ServerSetupError for a port in use, which tritonserver would find out with all its models loaded."""
         for name, port in (("HTTP", self.http_port), ("gRPC", self.grpc_port), ("metrics", self.metrics_port)):
             try:
                 socket.create_server((self.host, port)).close()
             except OSError as error:
-                raise ServerSetupError(f"cannot listen on {self.host}:{port} for {name}: {error.strerror}") from None
+                raise ServerSetupError(
+                    f"cannot listen on {self.host}:{port} for {name}: {os.strerror(error.errno or 0)}"
+                ) from None
 
     def command(self, installation: Installation) -> list[str]:
         """The command line of `installation`'s server."""
