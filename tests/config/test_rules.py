@@ -275,3 +275,12 @@ def test_where_sockets_are_made(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) 
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     assert EndpointsConfig().resolved_base_path == tmp_path
     assert str(EndpointsConfig(base_path="/run/omni").resolved_base_path) == "/run/omni"
+
+
+class RenamedPipelineConfig(SpeechPipelineConfig):
+    name: str | None = "../elsewhere"
+
+
+def test_a_subclass_cannot_bring_an_unusable_name() -> None:
+    with pytest.raises(ConfigError, match=r"^name: '\.\./elsewhere' cannot be used"):
+        RenamedPipelineConfig(model_path="org/Speech-1")

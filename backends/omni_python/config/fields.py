@@ -11,6 +11,8 @@ from pydantic_core import PydanticCustomError
 MAX_NAME_LENGTH = 64
 """Names become parts of Triton model names, folders and socket paths."""
 
+NAME_RULE = f"use 1 to {MAX_NAME_LENGTH} letters, digits, '_' and '-'"
+
 _NAME = re.compile(r"[A-Za-z0-9_-]+")
 _DOTTED = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -28,10 +30,7 @@ def _invalid(message: str) -> PydanticCustomError:
 
 def _name(value: str) -> str:
     if not is_name(value):
-        raise _invalid(
-            f"{value!r} cannot be used in a model name and a file path; "
-            f"use 1 to {MAX_NAME_LENGTH} letters, digits, '_' and '-'"
-        )
+        raise _invalid(f"{value!r} cannot be used in a model name and a file path; {NAME_RULE}")
     return value
 
 

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from omni_python.config.errors import Problem, did_you_mean, listed, stage_paths
+from omni_python.config.fields import NAME_RULE, is_name
 from omni_python.config.graph import check_graph
 from omni_python.config.placement import check_gpus, check_placement
 
@@ -49,6 +50,9 @@ def _check_pipeline_fields(config: PipelineConfig, names: list[str]) -> Iterator
         yield Problem("model_path", "must be a Hugging Face model id or the path of a checkpoint's folder")
     elif not config.resolved_name:
         yield Problem("name", f"cannot be derived from model_path {config.model_path!r}; set it")
+    elif not is_name(config.resolved_name):
+        # A subclass that declares `name` anew loses the field's own check.
+        yield Problem("name", f"{config.resolved_name!r} cannot be used in a model name; {NAME_RULE}")
     if not names:
         yield Problem("stages", "must have at least one stage")
     for index, name in enumerate(names):
