@@ -11,8 +11,6 @@ from contextlib import ExitStack
 from pathlib import Path
 from types import FrameType
 
-import tritonclient.grpc
-
 from omni_python.commands.serve import add_arguments
 from omni_python.config.compile import compile_pipeline
 from omni_python.config.files import load_pipeline
@@ -57,6 +55,8 @@ def show_answer(server: TritonServer) -> None:
 
     The demonstration belongs here: one request with the client of this package, its text and where its speech went.
     """
+    import tritonclient.grpc
+
     with tritonclient.grpc.InferenceServerClient(server.grpc_url) as client:
         index = client.get_model_repository_index()
         print("ready: " + ", ".join(sorted(model.name for model in index.models if model.state == "READY")))
