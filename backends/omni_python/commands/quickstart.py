@@ -1,4 +1,4 @@
-"""`scripts/quickstart`: start a server, show one answer, and go on serving until Ctrl-C."""
+"""`omni quickstart`: start a server, show one answer, and go on serving until Ctrl-C."""
 
 from __future__ import annotations
 
@@ -10,14 +10,28 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from omni_python.commands.serve import add_arguments
-from omni_python.config.compile import compile_pipeline
-from omni_python.config.files import load_pipeline
 from omni_python.serve.environment import ServerSetupError
 from omni_python.serve.triton_server import ServerFailed, ServerOptions, TritonServer
 
 PIPELINE = "qwen3_omni"
+
+
+def add_parser(subparsers: Any) -> argparse.ArgumentParser:
+    """Declare the subcommand on what `ArgumentParser.add_subparsers` returned."""
+    parser: argparse.ArgumentParser = subparsers.add_parser(
+        "quickstart",
+        help="start a server and show one answer",
+        description="Start a tritonserver, show one answer, and go on serving until Ctrl-C.",
+    )
+    add_arguments(parser)
+    parser.add_argument(
+        "--model-path", metavar="DIR", help="another checkpoint, a folder or a hub id (default: the repository's own)"
+    )
+    parser.add_argument("--once", action="store_true", help="stop after the answer")
+    return parser
 
 
 def run(args: argparse.Namespace) -> int:
@@ -43,6 +57,9 @@ def run(args: argparse.Namespace) -> int:
 
 def compile_for(model_path: str, declared: Path, repository: Path) -> None:
     """Write into `repository` the pipeline that `declared` has, with another checkpoint: a folder or a hub id."""
+    from omni_python.config.compile import compile_pipeline
+    from omni_python.config.files import load_pipeline
+
     folder = Path(model_path).expanduser()
     config = load_pipeline(declared / PIPELINE / "1" / "pipeline.yaml")
     compile_pipeline(
@@ -88,16 +105,3 @@ def _serve(server: TritonServer) -> int:
 
 def _leave(number: int, _frame: FrameType | None) -> None:
     sys.exit(128 + number)
-
-
-def main() -> int:
-    """`python -m omni_python.commands.quickstart`."""
-    parser = argparse.ArgumentParser(prog="scripts/quickstart", description=__doc__.partition(": ")[2])
-    add_arguments(parser)
-    parser.add_argument("--model-path", metavar="DIR", help="a checkpoint to serve (default: the tiny one, made here)")
-    parser.add_argument("--once", action="store_true", help="stop after the answer")
-    return run(parser.parse_args())
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -15,7 +15,7 @@ from omni_python.serve.triton_server import ServerOptions
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     """Declare the subcommand on what `ArgumentParser.add_subparsers` returned."""
-    parser = subparsers.add_parser(
+    parser: argparse.ArgumentParser = subparsers.add_parser(
         "serve",
         help="run a tritonserver with this backend",
         description="Run a tritonserver with the omni_python backend until Ctrl-C: one on PATH, else the one of the "
