@@ -103,6 +103,7 @@ def test_reason_prefers_failed_models_then_errors_then_the_end() -> None:
         "failed to load 'm' version 1: Internal: ValueError: bad\n\nAt:\n  model.py(5)"
     )
     assert failure_reason("\n".join([harmless, other, "error: creating server"])) == "no room\nerror: creating server"
+    assert failure_reason("+--+\n| table |\nkilled\n+--+") == "killed"
     assert failure_reason("\n".join(f"line {n}" for n in range(50))).splitlines()[0] == "line 30"
     assert failure_reason("") == "its log is empty"
 

@@ -18,7 +18,8 @@ def failure_reason(log: str) -> str:
     """
     errors = [message for message in map(_error_message, log.splitlines()) if message]
     models = [message for message in errors if message.startswith("failed to load '")]
-    return "\n".join(models or errors or log.splitlines()[-_TAIL_LINES:]) or "its log is empty"
+    lines = [line for line in log.splitlines() if line and line[0] not in "|+"]  # without the tables
+    return "\n".join(models or errors or lines[-_TAIL_LINES:]) or "its log is empty"
 
 
 def _error_message(line: str) -> str | None:
