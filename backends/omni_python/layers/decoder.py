@@ -132,7 +132,7 @@ class Decoder(nn.Module):
         deepstack: Deepstack | None = None,
         tap: int | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """`embeds` [tokens, hidden], `positions` [3, tokens] -> the normed output and the tapped hidden state, as `embeds`.
+        """`embeds` [tokens, hidden], `positions` [3, tokens] -> the normed output and the tapped hidden state.
 
         `tap` counts as Hugging Face's `hidden_states` do: 0 is `embeds`, k the output of the k-th layer before
         deepstack features are added to it, and the number of layers the normed output.

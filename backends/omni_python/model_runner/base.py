@@ -47,7 +47,7 @@ R = TypeVar("R", bound=ARRequest)
 
 @dataclass(slots=True)
 class PromptInput:
-    """A prompt as the model takes it: `embeds` [n, H], `positions` [3, n], vision features at places `deepstack.tokens`."""
+    """A prompt as the model takes it: `embeds` [n, H], `positions` [3, n], vision features at `deepstack.tokens`."""
 
     embeds: torch.Tensor
     positions: torch.Tensor

@@ -9,6 +9,7 @@ and a codec embedding are added (system and former assistant turns are left out)
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,7 +32,6 @@ class TalkerTokens:
     media: tuple[int, int, int]
     vision: tuple[int, int]
     vision_start: int
-    audio_start: int
     tts_pad: int
     tts_bos: int
     tts_eos: int
@@ -55,7 +55,6 @@ class TalkerTokens:
             media=(thinker.audio_token_id, thinker.image_token_id, thinker.video_token_id),
             vision=(thinker.image_token_id, thinker.video_token_id),
             vision_start=talker.vision_start_token_id,
-            audio_start=talker.audio_start_token_id,
             tts_pad=config.tts_pad_token_id,
             tts_bos=config.tts_bos_token_id,
             tts_eos=config.tts_eos_token_id,
@@ -88,7 +87,7 @@ def user_part(prompt: TalkerPrompt, tokens: TalkerTokens) -> tuple[UserPart, lis
     """The user turns of a prompt, and those tokens of an answer that stand in the prompt already (mostly none)."""
     ids = prompt.input_ids.cpu()
     starts = (ids == tokens.im_start).nonzero()[:, 0].tolist()
-    turns = list(zip(starts, [*starts[1:], len(ids)], strict=True))
+    turns = list(itertools.pairwise([*starts, len(ids)])) if starts else []
     roles = [int(ids[start + 1]) if start + 1 < end else -1 for start, end in turns]
     if not turns or roles[-1] != tokens.assistant or turns[-1][1] - turns[-1][0] < 3:
         raise InvalidArgument("to be spoken, the prompt must end with the beginning of an assistant turn")
@@ -133,19 +132,31 @@ def speech_prompt(talker: Talker, tokens: TalkerTokens, user: UserPart, speaker:
 def _positions(
     ids: torch.Tensor, positions: torch.Tensor, kept: list[tuple[int, int]], tokens: TalkerTokens
 ) -> torch.Tensor:
-    """Rotary positions [3, n] of the kept turns: inside a turn as in the thinker, the turns one after the other."""
+    """Rotary positions [3, n] of the kept turns: inside a turn as in the thinker, the turns one after the other.
+
+    Hugging Face does not tell its talker which videos come with their sound track between their frames. It then reads
+    such a video as plain text once no other picture or video follows, so from there on positions count up by one.
+    """
     parts: list[torch.Tensor] = []
     at = 0.0
     for start, end in kept:
         turn = positions[:, start:end].float()
         parts.append(turn - turn[:, :1] + at)
         at = float(parts[-1].max()) + 1
-    joined = torch.cat(parts, dim=1) if parts else torch.zeros(3, 0)
-    following = ids[1:][ids[:-1] == tokens.vision_start]
-    if bool((following == tokens.audio_start).any()) and not bool(
-        torch.isin(following, torch.tensor(tokens.vision)).any()
-    ):
-        # A video with its sound track: Hugging Face does not tell its talker of that, which then finds no video and
-        # counts all positions up by one, unless there is another picture or video. Its voices are what we are held to.
-        return torch.arange(joined.shape[1], dtype=torch.float32).expand(3, -1)
+    if not parts:
+        return torch.zeros(3, 0)
+    joined = torch.cat(parts, dim=1)
+    plain = _end_of_last_picture(torch.cat([ids[start:end] for start, end in kept]), tokens)
+    first = float(joined[:, :plain].max()) + 1 if plain else 0.0
+    joined[:, plain:] = first + torch.arange(joined.shape[1] - plain)
     return joined
+
+
+def _end_of_last_picture(ids: torch.Tensor, tokens: TalkerTokens) -> int:
+    """The place behind the last image, or video without sound between its frames; 0 where there is none."""
+    begins = (ids[:-1] == tokens.vision_start) & torch.isin(ids[1:], torch.tensor(tokens.vision))
+    if not begins.any():
+        return 0
+    first = int(begins.nonzero()[-1]) + 1
+    others = (ids[first:] != ids[first]).nonzero()
+    return first + int(others[0]) if len(others) else len(ids)

@@ -1,0 +1,108 @@
+"""The sampler against Hugging Face's logits processors and against exact frequencies."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import RepetitionPenaltyLogitsProcessor, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+
+from omni_python.scheduling.sampler import TokenSampler, draw, sample_tokens
+from omni_python.scheduling.sampling import SamplingParams
+
+VOCAB = 40
+
+
+def params(**given: object) -> SamplingParams:
+    return SamplingParams(**given)  # type: ignore[arg-type]
+
+
+def expected_distribution(logits: torch.Tensor, sampling: SamplingParams, seen: list[int]) -> torch.Tensor:
+    ids = torch.tensor([seen], dtype=torch.int64)
+    scores = logits[None].clone()
+    if seen:
+        scores = RepetitionPenaltyLogitsProcessor(sampling.repetition_penalty)(ids, scores)
+    scores = TemperatureLogitsWarper(float(sampling.temperature))(ids, scores)
+    if sampling.top_k:
+        scores = TopKLogitsWarper(sampling.top_k)(ids, scores)
+    return TopPLogitsWarper(sampling.top_p)(ids, scores)[0].softmax(-1)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"temperature": 1.0},
+        {"temperature": 0.7, "top_k": 5},
+        {"temperature": 1.5, "top_p": 0.6},
+        {"temperature": 0.9, "top_k": 12, "top_p": 0.8, "repetition_penalty": 1.3},
+        {"temperature": 1.0, "top_k": 1000, "top_p": 0.999},
+    ],
+    ids=str,
+)
+def test_frequencies_are_those_of_hugging_face(given: dict[str, object]) -> None:
+    """Every cut of the uniform number's range falls on the right token: the numbers are spread evenly, not random."""
+    sampling = params(**given)
+    logits = torch.randn(VOCAB) * 2
+    seen = [3, 7, 7, 11] if sampling.repetition_penalty != 1 else []
+    expected = expected_distribution(logits, sampling, seen)
+    scores = logits.clone()
+    for token in set(seen):
+        scores[token] = scores[token] / sampling.repetition_penalty if scores[token] > 0 else scores[token] * 1.3
+    count = 20000
+    uniforms = (torch.arange(count) + 0.5) / count
+    tokens = draw((scores / sampling.temperature).expand(count, -1), sampling.top_k, sampling.top_p, uniforms)
+    frequencies = torch.bincount(tokens, minlength=VOCAB) / count
+    torch.testing.assert_close(frequencies, expected, rtol=0, atol=1e-3)
+    assert not frequencies[expected == 0].any()
+
+
+def test_a_row_draws_the_same_in_every_batch() -> None:
+    logits = torch.randn(60, VOCAB)
+    kinds = [
+        {"temperature": 0.8, "seed": 5, "top_k": 7, "repetition_penalty": 1.2},
+        {"temperature": 1.3, "seed": 6},
+        {"repetition_penalty": 1.5},
+        {"temperature": 0.5, "seed": 7, "top_p": 0.5},
+    ]
+
+    def alone(kind: dict[str, object]) -> list[int]:
+        sampler = TokenSampler(params(**kind))
+        return [int(sample_tokens(row[None], [sampler])) for row in logits]
+
+    samplers = [TokenSampler(params(**kind)) for kind in kinds]
+    together = torch.stack([sample_tokens(row.expand(len(kinds), -1), samplers) for row in logits])
+    for column, kind in enumerate(kinds):
+        assert together[:, column].tolist() == alone(kind)
+    assert alone(kinds[0]) != alone({**kinds[0], "seed": 50})
+
+
+def test_greedy_with_penalty_avoids_what_was_said() -> None:
+    logits = torch.tensor([[2.0, 1.9, -1.0, -1.05]])
+    sampler = TokenSampler(params(repetition_penalty=1.1))
+    assert [int(sample_tokens(logits, [sampler])) for _ in range(3)] == [0, 1, 0]
+    negative = TokenSampler(params(repetition_penalty=1.1))
+    assert [int(sample_tokens(logits[:, 2:], [negative])) for _ in range(3)] == [0, 1, 0]
+
+
+def test_suppressed_tokens_are_never_chosen() -> None:
+    logits = torch.arange(VOCAB, dtype=torch.float32).expand(2, -1)
+    rows = [TokenSampler(params()), TokenSampler(params(temperature=50.0, seed=1))]
+    high = torch.arange(VOCAB) >= 5
+    for _ in range(50):
+        greedy, drawn = sample_tokens(logits, rows, high).tolist()
+        assert greedy == 4 and drawn < 5
+    each = torch.stack([high, ~high])
+    greedy, drawn = sample_tokens(logits, rows, each).tolist()
+    assert greedy == 4 and drawn >= 5
+
+
+@pytest.mark.parametrize("uniform", [0.0, 1.0 - 2**-24])
+def test_the_ends_of_the_range_give_a_token_that_is_kept(uniform: float) -> None:
+    logits = torch.randn(1, VOCAB)
+    token = int(draw(logits, 3, 0.9, torch.tensor([uniform])))
+    assert token in logits[0].topk(3).indices.tolist()
+
+
+def test_without_a_seed_answers_differ() -> None:
+    logits = torch.zeros(1, 10000)
+    drawn = {int(sample_tokens(logits, [TokenSampler(params(temperature=1.0))])) for _ in range(8)}
+    assert len(drawn) > 1
