@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from omni_python.commands import checkpoint as command
 from omni_python.models.qwen3_omni import tiny
 from omni_python.models.qwen3_omni.checkpoint import CheckpointError, checkpoint_hash, load_config, read_tensors
 
@@ -86,3 +88,17 @@ def test_errors_name_what_is_missing(checkpoint: Path, tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(b"not a tensor file")
     with pytest.raises(CheckpointError, match="cannot read"):
         read_tensors(tmp_path, "thinker.")
+
+
+def test_the_command_writes_a_checkpoint_but_over_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    parser = argparse.ArgumentParser()
+    command.add_parser(parser.add_subparsers())
+    out = tmp_path / "new" / "checkpoint"
+    assert command.run(parser.parse_args(["checkpoint", str(out)])) == 0
+    assert tiny.DEFAULT_HASH in capsys.readouterr().out
+    assert checkpoint_hash(out) == tiny.DEFAULT_HASH
+
+    (tmp_path / "precious").write_text("x")
+    assert command.run(parser.parse_args(["checkpoint", str(tmp_path)])) == 1
+    assert "not an empty directory" in capsys.readouterr().out
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["new", "precious"]

@@ -10,7 +10,7 @@ from omni_python.proto.errors import InvalidArgument
 
 IMAGE_FORMATS = "png, jpeg, webp, gif, bmp, tiff"
 MAX_PIXELS = 64_000_000
-_DECODERS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "MPO")
+_DECODERS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
 
 
 def decode_image(data: Encoded, max_pixels: int = MAX_PIXELS) -> np.ndarray:

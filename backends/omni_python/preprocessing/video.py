@@ -29,16 +29,16 @@ class Sampling:
     def indices(self, total: int, rate: float) -> list[int]:
         """Indices, evenly spread, of the frames to keep of `total` frames at `rate` a second.
 
-        As Hugging Face's Qwen2VLVideoProcessor.sample_frames, but a video with fewer than `multiple` frames keeps
-        them all (the patches' temporal padding repeats the last one).
+        As Hugging Face's Qwen2VLVideoProcessor.sample_frames, but never one more by rounding, and a video with fewer
+        than `multiple` frames keeps them all (the patches' temporal padding repeats the last one).
         """
         most = min(self.max_frames, total) // self.multiple * self.multiple
         count = min(max(total / rate * self.fps, self.min_frames), most, total)
         count = math.floor(count / self.multiple) * self.multiple
         if count == 0:
             return list(range(total))
-        # float32, as torch.arange computes there
-        return [int(index) for index in np.arange(count, dtype=np.float32) * np.float32(total / count)]
+        # cut off in float32, as there
+        return (np.arange(count) * (total / count)).astype(np.float32).astype(int).tolist()
 
 
 @dataclass(frozen=True)
