@@ -58,7 +58,8 @@ def socket_address(directory: Path, name: str) -> str:
     path = directory / name
     if len(os.fsencode(path)) > zmq.IPC_PATH_MAX_LEN:
         raise OmniError(
-            f"socket path {path} is longer than {zmq.IPC_PATH_MAX_LEN} bytes; set endpoints.base_path to a shorter folder"
+            f"socket path {path} is longer than {zmq.IPC_PATH_MAX_LEN} bytes; "
+            "set endpoints.base_path to a shorter folder"
         )
     return f"ipc://{path}"
 

@@ -85,7 +85,7 @@ class Outlet:
         self._address = address
 
     def send(self, message: ControlMessage) -> None:
-        """Queue a message; raises `Unavailable` when the peer has taken none for `SEND_TIMEOUT` seconds or is closed."""
+        """Queue a message; raises `Unavailable` if the peer took none for `SEND_TIMEOUT` seconds or is closed."""
         frame = encode_message(message)
         try:
             with self._lock:

@@ -150,8 +150,8 @@ def _chat(text: str) -> list[Message]:
         chat = _messages.decode(text)
     except msgspec.MsgspecError as error:
         raise InvalidArgument(
-            f"messages: {error}; valid is a JSON list of {{role, content}}, where content is a string or a list of parts "
-            f"of type text, input_audio, audio_url, image_url or video_url"
+            f"messages: {error}; valid is a JSON list of {{role, content}}, where content is a string or a list of "
+            "parts of type text, input_audio, audio_url, image_url or video_url"
         ) from None
     if not chat:
         raise InvalidArgument("messages: the list is empty")
@@ -208,7 +208,7 @@ def _file(where: str, data: bytes) -> np.ndarray:
 class _Inputs:
     """Typed access to the tensors, with the checks that Triton leaves to the model."""
 
-    _DIMS = {spec.name: spec.dims for spec in INPUTS}  # noqa: RUF012
+    _DIMS = {spec.name: spec.dims for spec in INPUTS}
 
     def __init__(self, tensors: Mapping[str, np.ndarray]) -> None:
         self._tensors = tensors

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import json
+import threading
 import wave
 from typing import Any
 
@@ -42,6 +43,8 @@ class TritonSink:
 
     def __init__(self, sender: Any, parsed: ParsedRequest) -> None:
         self._sender = sender
+        self._ending_lock = threading.Lock()
+        self._ended = False
         self._stream = parsed.request.stream
         self._audio_format = parsed.audio_format
         self._text: list[str] = []
@@ -56,7 +59,14 @@ class TritonSink:
         self._sender.send(pb_utils.InferenceResponse([]))
 
     def is_cancelled(self) -> bool:
-        return bool(self._sender.is_cancelled())
+        """Whether the client has left. Never asks Triton once the last response is on its way: that crashes the whole
+        server (seen with 24.10, in TRITONBACKEND_ResponseFactoryIsCancelled). Never waits either."""
+        if not self._ending_lock.acquire(blocking=False):
+            return False
+        try:
+            return not self._ended and bool(self._sender.is_cancelled())
+        finally:
+            self._ending_lock.release()
 
     def chunk(self, payload: Payload) -> None:
         if isinstance(payload, AudioOutput):
@@ -82,10 +92,14 @@ class TritonSink:
             if self._audio_end is not None:
                 samples = np.concatenate([*self._audio, np.empty(0, np.float32)])
                 tensors += self._content(AudioOutput(samples, self._sample_rate), even_if_empty=True)
-        self._sender.send(pb_utils.InferenceResponse(tensors + self._ending()), flags=_FINAL)
+        with self._ending_lock:
+            self._ended = True
+            self._sender.send(pb_utils.InferenceResponse(tensors + self._ending()), flags=_FINAL)
 
     def fail(self, error: OmniError) -> None:
-        send_error(self._sender, error)
+        with self._ending_lock:
+            self._ended = True
+            send_error(self._sender, error)
 
     def _collect(self, payload: Payload) -> None:
         if isinstance(payload, TextOutput):

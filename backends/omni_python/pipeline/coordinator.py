@@ -1,4 +1,4 @@
-"""The coordinator: takes requests in, hands them to the entry stage, and brings what terminal stages make to the client."""
+"""Takes requests in, hands them to the entry stage, and brings what terminal stages make to the client."""
 
 from __future__ import annotations
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 import sys
 import warnings
-from collections.abc import Sequence
 from typing import Any, cast
 
 import msgspec
@@ -110,7 +109,7 @@ class EncodedPayload:
             self._buffers.append((offset, data))
             self.nbytes = offset + data.nbytes
             self.nbytes += -self.nbytes % ALIGNMENT
-        header = _TensorHeader(dtype_id, tuple(shape), offset, data.nbytes)
+        header = _TensorHeader(dtype_id, shape, offset, data.nbytes)
         return msgspec.msgpack.Ext(_TENSOR, msgspec.msgpack.encode(header))
 
 
@@ -181,7 +180,7 @@ def _numpy_bytes(array: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
 
-def _torch_bytes(value: Any) -> tuple[str, Sequence[int], np.ndarray]:
+def _torch_bytes(value: Any) -> tuple[str, tuple[int, ...], np.ndarray]:
     torch = sys.modules["torch"]
     if not isinstance(value, torch.Tensor):
         raise TypeError(f"a {type(value).__name__} may not cross a stage border")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import numpy as np
 
@@ -26,7 +28,7 @@ class Payload(msgspec.Struct, array_like=True):
     Receivers must treat tensors as read-only; they may be views of another process's memory.
     """
 
-    def __init_subclass__(cls, **kwargs: object) -> None:
+    def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         _TYPES[type_name(cls)] = cls
 

@@ -18,7 +18,7 @@ class TextPart(msgspec.Struct, tag="text", frozen=True):
 
 
 class AudioPart(msgspec.Struct, tag="audio", frozen=True):
-    """Either `data`, an encoded file (wav, mp3, ...) as uint8 [n], or `samples`, float32 mono [n] at `sample_rate` Hz."""
+    """Either `data`, an encoded file (wav, mp3, ...) as uint8 [n], or `samples`: float32 mono [n] at `sample_rate`."""
 
     data: np.ndarray | None = None
     samples: np.ndarray | None = None

@@ -151,9 +151,9 @@ class ShmReader:
     view of it is gone (or at once, where it was copied out).
     """
 
-    def __init__(self, credit: Callable[[int, int, int, int], None]) -> None:
+    def __init__(self, credit: Callable[[int, int, int, int], object]) -> None:
         self._credit = credit
-        self._maps: dict[tuple[int, int, int], np.ndarray] = {}  # (epoch, fd, size) -> uint8 view of the segment
+        self._maps: dict[tuple[int, int, int], mmap.mmap] = {}  # (epoch, fd, size) -> segment
 
     def view(self, epoch: int, ref: ShmRef) -> np.ndarray:
         """The slot's bytes, uint8 [nbytes], read-only: a view, or a copy where that is better.
@@ -164,11 +164,11 @@ class ShmReader:
         if not 0 <= ref.offset <= ref.offset + ref.nbytes <= len(segment):
             raise OmniError("a relay slot lies outside its segment")
         if ref.pressed or ref.nbytes <= COPY_LIMIT:
-            copy = segment[ref.offset : ref.offset + ref.nbytes].copy()
+            copy = np.frombuffer(segment, np.uint8, ref.nbytes, ref.offset).copy()
             self._credit(epoch, ref.fd, ref.offset, ref.generation)
             return copy
         # A fresh array straight over the mapping is the base of every tensor cut from it, so its end is theirs.
-        lease = np.frombuffer(segment.base, np.uint8, ref.nbytes, ref.offset)
+        lease = np.frombuffer(segment, np.uint8, ref.nbytes, ref.offset)
         end = weakref.finalize(lease, self._credit, epoch, ref.fd, ref.offset, ref.generation)
         end.atexit = False
         return lease
@@ -182,7 +182,7 @@ class ShmReader:
         for key in [key for key in self._maps if key[0] == epoch]:
             del self._maps[key]
 
-    def _map(self, epoch: int, ref: ShmRef) -> np.ndarray:
+    def _map(self, epoch: int, ref: ShmRef) -> mmap.mmap:
         key = (epoch, ref.fd, ref.size)
         segment = self._maps.get(key)
         if segment is not None and ref.offset + ref.nbytes <= len(segment) and not self._is_oversize(ref):
@@ -192,12 +192,11 @@ class ShmReader:
         except OSError as error:
             raise Unavailable(f"the sender's shared memory cannot be opened ({error}): is it still alive?") from error
         try:
-            mapping = mmap.mmap(fd, ref.size, mmap.MAP_SHARED | mmap.MAP_POPULATE, mmap.PROT_READ)
+            segment = mmap.mmap(fd, ref.size, mmap.MAP_SHARED | mmap.MAP_POPULATE, mmap.PROT_READ)
         except (OSError, ValueError) as error:
             raise OmniError(f"the sender's shared memory cannot be mapped: {error}") from error
         finally:
             os.close(fd)
-        segment = np.frombuffer(mapping, np.uint8)
         if not self._is_oversize(ref):
             self._maps[key] = segment
         return segment

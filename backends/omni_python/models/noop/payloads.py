@@ -13,8 +13,8 @@ from omni_python.proto.request import OmniRequest
 class NoopParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a client may ask of a no-op pipeline, as `sampling_parameters`.
 
-    `nbytes` of data go through the line; or `chunks` chunks of `chunk_bytes` over the streaming edge. `delay` seconds of
-    work in stage `delay_stage`; `fail_stage` names a stage that fails.
+    `nbytes` of data go through the line, or `chunks` chunks of `chunk_bytes` over the streaming edge. `delay` is the
+    seconds of work in stage `delay_stage`; `fail_stage` names a stage that fails.
     """
 
     nbytes: int = 0

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -33,14 +34,14 @@ def create_source() -> Scheduler:
     return SimpleScheduler(compute)
 
 
-def create_pass(stage: str = "b") -> Scheduler:
-    """A middle stage: Block -> the same Block."""
+def create_pass(stage: str = "b", abort_log: str | None = None) -> Scheduler:
+    """A middle stage: Block -> the same Block. `abort_log` names a file to which aborts are written as they arrive."""
 
     def compute(block: Block) -> Block:
         _act(stage, block.params)
         return block
 
-    return SimpleScheduler(compute)
+    return SimpleScheduler(compute) if abort_log is None else _AbortLogger(compute, Path(abort_log))
 
 
 def create_sink() -> Scheduler:
@@ -69,6 +70,19 @@ def _act(stage: str, params: NoopParams) -> None:
         time.sleep(params.delay)
     if params.fail_stage == stage:
         raise NoopFailure(f"stage {stage} fails, as asked")
+
+
+class _AbortLogger(SimpleScheduler):
+    """Appends the time of each abort, seconds of the system's monotonic clock, to a file."""
+
+    def __init__(self, compute: Callable[[Block], Block], log: Path) -> None:
+        super().__init__(compute)
+        self._log = log
+
+    def abort(self, request_id: str) -> None:
+        super().abort(request_id)
+        with self._log.open("a") as file:
+            file.write(f"{time.monotonic()}\n")
 
 
 class _ThreadScheduler(Scheduler):
