@@ -1,0 +1,89 @@
+"""What a request answers with, piece by piece or as a whole."""
+
+from __future__ import annotations
+
+import wave
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class TextDelta:
+    """The next piece of the answer's text."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class AudioChunk:
+    """The next piece of speech: float32 samples [n] in -1..1 at `sample_rate` Hz."""
+
+    samples: np.ndarray
+    sample_rate: int
+
+
+@dataclass(frozen=True)
+class Finished:
+    """The end: why ("stop", "length", ...), token and sample counts, and seconds since the request was sent, until the
+    first text and the first audio (None where there was none) and the end."""
+
+    finish_reason: str
+    usage: dict[str, Any]
+    first_text: float | None
+    first_audio: float | None
+    total: float
+
+
+Event = TextDelta | AudioChunk | Finished
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A whole answer. `audio` is float32 [n], empty where the pipeline did not speak; `sample_rate` is then 0."""
+
+    text: str
+    audio: np.ndarray
+    sample_rate: int
+    finished: Finished
+    chunks: int = field(default=0)
+
+    @classmethod
+    def collect(cls, events: Iterable[Event]) -> Answer:
+        """Gather a stream of events."""
+        text: list[str] = []
+        audio: list[np.ndarray] = [np.empty(0, np.float32)]
+        sample_rate, chunks, finished = 0, 0, None
+        for event in events:
+            match event:
+                case TextDelta(piece):
+                    text.append(piece)
+                case AudioChunk(samples, sample_rate):
+                    audio.append(samples)
+                    chunks += 1
+                case Finished():
+                    finished = event
+        if finished is None:
+            raise ValueError("the events end without Finished")
+        return cls("".join(text), np.concatenate(audio), sample_rate, finished, chunks)
+
+    @property
+    def audio_seconds(self) -> float:
+        return len(self.audio) / self.sample_rate if self.sample_rate else 0.0
+
+    def save_wav(self, path: str | Path) -> None:
+        """Write the speech as a 16-bit mono WAV file; what is beyond -1..1 is clipped."""
+        save_wav(path, self.audio, self.sample_rate or 24_000)
+
+
+def save_wav(path: str | Path, samples: np.ndarray, sample_rate: int) -> None:
+    """Write float samples [n] in -1..1 as a 16-bit mono WAV file."""
+    pcm = (np.clip(samples, -1.0, 1.0) * 32767.0).round().astype("<i2")
+    with wave.open(str(path), "wb") as file:
+        file.setnchannels(1)
+        file.setsampwidth(2)
+        file.setframerate(sample_rate)
+        file.writeframes(pcm.tobytes())
