@@ -4,24 +4,20 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Generator, Mapping
 from types import TracebackType
-from typing import Any
+from typing import Unpack
 
 import numpy as np
 
+from omni_python.client._errors import ConnectionLost
 from omni_python.client._events import Answer, AudioChunk, Event, Finished, TextDelta
+from omni_python.client._inputs import RequestOptions, request_inputs
 from omni_python.client._transport import Transport
-
-File = str | Path | bytes
-"""A file: its path, or its contents."""
 
 
 class OmniClient:
     """Talks to one pipeline of one server.
-
-    **Usage**
 
         with OmniClient("localhost:8001", "qwen3_omni") as client:
             answer = client.chat("What is in this picture?", images=["photo.jpg"])
@@ -31,10 +27,11 @@ class OmniClient:
             for event in client.stream("And now sing it.", voice="chelsie"):
                 ...  # TextDelta, AudioChunk, and at last Finished
 
-    Thread-safe.
+    Thread-safe; any number of requests can run at once. Nothing is sent before the first request.
     """
 
     def __init__(self, url: str = "localhost:8001", pipeline: str = "qwen3_omni") -> None:
+        """`url` is host:port of the server's gRPC service."""
         self.pipeline = pipeline
         self._transport = Transport(url)
 
@@ -47,59 +44,32 @@ class OmniClient:
         self.close()
 
     def close(self) -> None:
+        """Close the connection; requests that still run are cancelled."""
         self._transport.close()
 
     def is_ready(self) -> bool:
         """Whether the server answers and the pipeline is loaded."""
         return self._transport.is_ready(self.pipeline)
 
-    def chat(self, text: str | None = None, **options: Any) -> Answer:
-        """Ask, and wait for the whole answer. Takes what `stream` takes."""
-        return Answer.collect(self._events(_inputs(text, stream=False, **options)))
+    def chat(self, text: str | None = None, **options: Unpack[RequestOptions]) -> Answer:
+        """Ask, and wait for the whole answer. Takes and raises what `stream` does."""
+        return Answer.collect(self._events(request_inputs(text, options, stream=False)))
 
-    def stream(
-        self,
-        text: str | None = None,
-        *,
-        messages: Sequence[Mapping[str, Any]] | None = None,
-        audios: Sequence[File] = (),
-        images: Sequence[File] = (),
-        videos: Sequence[File] = (),
-        audio: np.ndarray | None = None,
-        audio_sample_rate: int | None = None,
-        modalities: Sequence[str] = (),
-        voice: str | None = None,
-        sampling: Mapping[str, Any] | None = None,
-    ) -> Iterator[Event]:
-        """Ask, and get the answer's events as they come; leaving the iterator cancels the request.
+    def stream(self, text: str | None = None, **options: Unpack[RequestOptions]) -> Generator[Event, None, None]:
+        """Ask, and get the answer's events as they come; the last is `Finished`.
 
-        `text`, or `messages` in OpenAI's form (role, and content as text or parts). Media go with the last message:
-        `audios`, `images` and `videos` are files of any common format; `audio` is float32 mono samples [n] at
-        `audio_sample_rate` Hz. `modalities` are "text", "audio" or both (default: what the pipeline gives). `sampling`
-        holds parameters of the text stage by name, and an object for each stage that has its own, for example
-        `{"temperature": 0.7, "talker": {"seed": 1}}`.
+        The request is sent when the first event is asked for. Leaving the iterator early (`break` in the loop, or its
+        `close()`) cancels the request. The options are those of `RequestOptions`; `text` may be None where `messages`,
+        `audio` or `audios` ask.
 
-        Raises `RequestFailed` with the server's message, `ServerUnreachable`, and `OSError` for unreadable files.
+        Raises `UnknownPipeline`, `RequestFailed` with the server's message, `ServerUnreachable`, `ConnectionLost`; and
+        at once TypeError for wrong options and OSError for unreadable files.
         """
-        return self._events(
-            _inputs(
-                text,
-                stream=True,
-                messages=messages,
-                audios=audios,
-                images=images,
-                videos=videos,
-                audio=audio,
-                audio_sample_rate=audio_sample_rate,
-                modalities=modalities,
-                voice=voice,
-                sampling=sampling,
-            )
-        )
+        return self._events(request_inputs(text, options, stream=True))
 
-    def _events(self, inputs: Mapping[str, np.ndarray]) -> Iterator[Event]:
+    def _events(self, inputs: Mapping[str, np.ndarray]) -> Generator[Event, None, None]:
         start = time.perf_counter()
-        first_text = first_audio = None
+        first_text = first_audio = finished = None
         for outputs in self._transport.infer(self.pipeline, inputs):
             now = time.perf_counter() - start
             if "text_output" in outputs:
@@ -110,44 +80,7 @@ class OmniClient:
                 yield AudioChunk(outputs["audio_output"], int(outputs["audio_sample_rate"][0]))
             if "finish_reason" in outputs:
                 reason, usage = outputs["finish_reason"][0].decode(), json.loads(outputs["usage"][0])
-                yield Finished(reason, usage, first_text, first_audio, time.perf_counter() - start)
-
-
-def _inputs(
-    text: str | None,
-    *,
-    stream: bool,
-    messages: Sequence[Mapping[str, Any]] | None = None,
-    audios: Sequence[File] = (),
-    images: Sequence[File] = (),
-    videos: Sequence[File] = (),
-    audio: np.ndarray | None = None,
-    audio_sample_rate: int | None = None,
-    modalities: Sequence[str] = (),
-    voice: str | None = None,
-    sampling: Mapping[str, Any] | None = None,
-) -> dict[str, np.ndarray]:
-    inputs: dict[str, np.ndarray] = {"stream": np.array([stream])}
-    strings = {
-        "text_input": [text] if text is not None else [],
-        "messages": [json.dumps(messages)] if messages is not None else [],
-        "modalities": modalities,
-        "voice": [voice] if voice is not None else [],
-        "sampling_parameters": [json.dumps(sampling)] if sampling else [],
-    }
-    files = {"audios": audios, "images": images, "videos": videos}
-    for name, values in strings.items():
-        if values:
-            inputs[name] = np.array([value.encode() for value in values], np.object_)
-    for name, values in files.items():
-        if values:
-            inputs[name] = np.array([_read(value) for value in values], np.object_)
-    if audio is not None:
-        inputs["audio"] = np.asarray(audio, np.float32)
-    if audio_sample_rate is not None:
-        inputs["audio_sample_rate"] = np.array([audio_sample_rate], np.int32)
-    return inputs
-
-
-def _read(file: File) -> bytes:
-    return file if isinstance(file, bytes) else Path(file).read_bytes()
+                finished = Finished(reason, usage, first_text, first_audio, now)
+        if finished is None:
+            raise ConnectionLost(f"{self._transport.url} stopped in the middle of the answer")
+        yield finished

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import wave
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +18,9 @@ class TextDelta:
     text: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class AudioChunk:
-    """The next piece of speech: float32 samples [n] in -1..1 at `sample_rate` Hz."""
+    """The next piece of speech: read-only float32 samples [n] in -1..1 at `sample_rate` Hz."""
 
     samples: np.ndarray
     sample_rate: int
@@ -41,7 +41,7 @@ class Finished:
 Event = TextDelta | AudioChunk | Finished
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Answer:
     """A whole answer. `audio` is float32 [n], empty where the pipeline did not speak; `sample_rate` is then 0."""
 
@@ -49,38 +49,49 @@ class Answer:
     audio: np.ndarray
     sample_rate: int
     finished: Finished
-    chunks: int = field(default=0)
 
     @classmethod
     def collect(cls, events: Iterable[Event]) -> Answer:
-        """Gather a stream of events."""
+        """Gather the events of a stream. Raises ValueError if they end without `Finished`."""
         text: list[str] = []
         audio: list[np.ndarray] = [np.empty(0, np.float32)]
-        sample_rate, chunks, finished = 0, 0, None
+        sample_rate, finished = 0, None
         for event in events:
             match event:
                 case TextDelta(piece):
                     text.append(piece)
                 case AudioChunk(samples, sample_rate):
                     audio.append(samples)
-                    chunks += 1
                 case Finished():
                     finished = event
         if finished is None:
             raise ValueError("the events end without Finished")
-        return cls("".join(text), np.concatenate(audio), sample_rate, finished, chunks)
+        return cls("".join(text), np.concatenate(audio), sample_rate, finished)
 
     @property
     def audio_seconds(self) -> float:
+        """How long the speech is."""
         return len(self.audio) / self.sample_rate if self.sample_rate else 0.0
 
+    @property
+    def real_time_factor(self) -> float | None:
+        """Seconds that the whole answer took for each second of speech: below 1 it came faster than it plays.
+
+        None where there is no speech."""
+        return self.finished.total / self.audio_seconds if self.audio_seconds else None
+
     def save_wav(self, path: str | Path) -> None:
-        """Write the speech as a 16-bit mono WAV file; what is beyond -1..1 is clipped."""
-        save_wav(path, self.audio, self.sample_rate or 24_000)
+        """Write the speech as a 16-bit mono WAV file; what is beyond -1..1 is clipped.
+
+        Raises ValueError where there is none.
+        """
+        if not self.sample_rate:
+            raise ValueError("the answer has no speech")
+        save_wav(path, self.audio, self.sample_rate)
 
 
 def save_wav(path: str | Path, samples: np.ndarray, sample_rate: int) -> None:
-    """Write float samples [n] in -1..1 as a 16-bit mono WAV file."""
+    """Write float samples [n] in -1..1 as a 16-bit mono WAV file; what is beyond is clipped."""
     pcm = (np.clip(samples, -1.0, 1.0) * 32767.0).round().astype("<i2")
     with wave.open(str(path), "wb") as file:
         file.setnchannels(1)

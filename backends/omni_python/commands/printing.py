@@ -1,0 +1,52 @@
+"""How the commands show an answer on a terminal."""
+
+from __future__ import annotations
+
+import os
+import sys
+import unicodedata
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, TextIO
+
+if TYPE_CHECKING:
+    from omni_python.client import Answer, Event
+
+
+def printed(events: Iterable[Event]) -> Iterator[Event]:
+    """The same events; their text is printed as they pass, with a line's end after the last."""
+    from omni_python.client import TextDelta
+
+    on_terminal, begun = sys.stdout.isatty(), False
+    try:
+        for event in events:
+            if isinstance(event, TextDelta):
+                begun = True
+                print(without_controls(event.text) if on_terminal else event.text, end="", flush=True)
+            yield event
+    finally:
+        if begun:
+            print(flush=True)
+
+
+def without_controls(text: str) -> str:
+    """`text` without what a terminal would obey: control characters other than line ends and tabs become U+FFFD."""
+    return "".join(c if c in "\n\t" or unicodedata.category(c) != "Cc" else "\N{REPLACEMENT CHARACTER}" for c in text)
+
+
+def figures(answer: Answer) -> dict[str, str]:
+    """What the answer took, by label; without those of speech where there is none."""
+    finished, factor = answer.finished, answer.real_time_factor
+    took = {}
+    if finished.first_text is not None:
+        took["time to first text"] = f"{finished.first_text:.3f} s"
+    if finished.first_audio is not None:
+        took["time to first audio"] = f"{finished.first_audio:.3f} s"
+    if factor is not None:
+        took["real-time factor"] = f"{factor:.2f}"
+        took["audio length"] = f"{answer.audio_seconds:.2f} s"
+    return took
+
+
+def dim(text: str, file: TextIO) -> str:
+    """`text` in a faint colour where `file` is a terminal that shows colours."""
+    return f"\x1b[2m{text}\x1b[0m" if file.isatty() and "NO_COLOR" not in os.environ else text
