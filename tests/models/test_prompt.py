@@ -14,7 +14,7 @@ import torch
 
 from omni_python.models.qwen3_omni.preprocess import TALKER_DEFAULTS, Preprocessor
 from omni_python.models.qwen3_omni.prompt import MEDIA_TOKENS, PromptBuilder
-from omni_python.proto.errors import InvalidArgument, Unsupported
+from omni_python.proto.errors import InvalidArgument
 from omni_python.proto.request import AudioPart, ImagePart, Message, OmniRequest, TextPart, VideoPart
 from omni_python.scheduling.sampling import SamplingParams
 from tests.models.tiny_model import checkpoint
@@ -112,7 +112,7 @@ def test_modalities() -> None:
         preprocessor()(ask(modalities=[]))
     mute = Preprocessor(checkpoint(), speech=False)
     assert not mute(ask()).prompt.options.speech
-    with pytest.raises(Unsupported, match="cannot speak"):
+    with pytest.raises(InvalidArgument, match="cannot speak"):
         mute(ask(modalities=["text", "audio"]))
 
 

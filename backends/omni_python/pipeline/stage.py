@@ -115,7 +115,7 @@ class Stage:
             with self._lock:
                 if not self._admit(request_id):
                     return
-                ready = self._fan_in.add(request_id, source, payload) if self._fan_in else payload
+                ready = self._fan_in.add(request_id, source, payload) if self._fan_in is not None else payload
             if ready is not None:
                 self.scheduler.inbox.put(IncomingMessage(request_id, "new_request", ready))
         except Exception as error:
@@ -183,7 +183,7 @@ class Stage:
             self._open.discard(request_id)
             self._chunks_in.pop(request_id, None)
             self._chunks_out.pop(request_id, None)
-            if self._fan_in:
+            if self._fan_in is not None:
                 self._fan_in.discard(request_id)
             return True
 

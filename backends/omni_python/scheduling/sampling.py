@@ -21,7 +21,7 @@ class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     top_p: Annotated[float, msgspec.Meta(gt=0.0, le=1.0)] = 1.0
     top_k: Annotated[int, msgspec.Meta(ge=0)] = 0
     repetition_penalty: Annotated[float, msgspec.Meta(gt=0.0, le=10.0)] = 1.0
-    seed: Annotated[int, msgspec.Meta(ge=0, lt=2**63)] | None = None
+    seed: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)] | None = None
     stop: list[str] = []
     max_tokens: Annotated[int, msgspec.Meta(ge=1)] = 2048
     ignore_eos: bool = False

@@ -46,12 +46,15 @@ class GenerationOptions(msgspec.Struct, array_like=True):
 
 class Prompt(Payload):
     """The expanded prompt: `input_ids` int64 [P] with one placeholder id per media embedding,
-    `position_ids` int64 [3, P] (temporal, height, width), and the position of the first answer token minus P."""
+    `position_ids` int64 [3, P] (temporal, height, width), and the position of the first answer token minus P.
+    `has_vision` and `has_audio` tell mm_aggregate which encoders will send their part."""
 
     input_ids: torch.Tensor
     position_ids: torch.Tensor
     rope_delta: int
     options: GenerationOptions
+    has_vision: bool = False
+    has_audio: bool = False
 
 
 class Preprocessed(Payload):

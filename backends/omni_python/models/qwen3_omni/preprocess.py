@@ -19,7 +19,7 @@ from omni_python.models.qwen3_omni.rope import RopeIndex
 from omni_python.preprocessing.audio import decode_audio, resample
 from omni_python.preprocessing.image import decode_image
 from omni_python.preprocessing.video import Sampling, decode_video, probe_video
-from omni_python.proto.errors import InvalidArgument, Unsupported
+from omni_python.proto.errors import InvalidArgument
 from omni_python.proto.request import AudioPart, ContentPart, ImagePart, Message, OmniRequest, TextPart, VideoPart
 from omni_python.scheduling.sampling import SamplingParams
 
@@ -44,8 +44,8 @@ class _Media:
 class Preprocessor:
     """The preprocessing stage of Qwen3-Omni.
 
-    `speech` tells whether the pipeline has the speech stages. What a client asks wrongly raises `InvalidArgument`
-    (or `Unsupported` for audio from a pipeline without speech) that says what would be valid.
+    `speech` tells whether the pipeline has the speech stages. What a client asks wrongly raises `InvalidArgument`, which
+    says what would be valid.
     """
 
     def __init__(self, model_path: str | Path, speech: bool) -> None:
@@ -108,7 +108,7 @@ class Preprocessor:
             what = "no modality is given" if unknown is None else f"unknown modality {unknown!r}"
             raise InvalidArgument(f"modalities: {what}; valid: {', '.join(MODALITIES)}")
         if "audio" in modalities and not self.speech:
-            raise Unsupported('modalities: this pipeline cannot speak; ask for ["text"]')
+            raise InvalidArgument('modalities: this pipeline cannot speak; ask for ["text"]')
         return "audio" in modalities
 
     def _voice(self, voice: str | None) -> str:

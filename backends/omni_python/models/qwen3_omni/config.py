@@ -1,0 +1,97 @@
+"""The Qwen3-Omni pipelines' declarations.
+
+preprocessing -> [image_encoder, audio_encoder, mm_aggregate]; encoders -> mm_aggregate -> thinker -> [decode, talker_ar];
+talker_ar -> code2wav. The thinker streams tokens to decode and talker_ar, the talker streams codec frames to code2wav.
+"""
+
+from __future__ import annotations
+
+from omni_python.config.schema import PipelineConfig, StageConfig
+
+_FAMILY = "omni_python.models.qwen3_omni"
+
+_PREPROCESSING = StageConfig(
+    name="preprocessing",
+    process="front",
+    factory=f"{_FAMILY}.front.create_preprocessing",
+    next=["image_encoder", "audio_encoder", "mm_aggregate"],
+    route_fn=f"{_FAMILY}.routing.route_preprocessed",
+    project_payload={
+        "image_encoder": f"{_FAMILY}.routing.project_to_image_encoder",
+        "audio_encoder": f"{_FAMILY}.routing.project_to_audio_encoder",
+        "mm_aggregate": f"{_FAMILY}.routing.project_to_aggregate",
+    },
+)
+_IMAGE_ENCODER = StageConfig(
+    name="image_encoder", process="front", factory=f"{_FAMILY}.front.create_image_encoder", next="mm_aggregate"
+)
+_AUDIO_ENCODER = StageConfig(
+    name="audio_encoder", process="front", factory=f"{_FAMILY}.front.create_audio_encoder", next="mm_aggregate"
+)
+_AGGREGATE = StageConfig(
+    name="mm_aggregate",
+    process="front",
+    factory=f"{_FAMILY}.front.create_aggregate",
+    wait_for=["preprocessing", "image_encoder", "audio_encoder"],
+    wait_for_fn=f"{_FAMILY}.routing.active_sources",
+    merge_fn=f"{_FAMILY}.merge.merge_for_thinker",
+    next="thinker",
+)
+_DECODE = StageConfig(name="decode", process="front", factory=f"{_FAMILY}.stages.create_decode", terminal=True)
+
+_ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+"""Several processes share the cores; threads of one fighting those of another cost more than they gain."""
+
+
+class Qwen3OmniSpeechPipelineConfig(PipelineConfig):
+    """Text, audio, images and video in; text and speech out. Three processes, cheap stages together."""
+
+    name: str | None = "qwen3_omni"
+    terminal_stages_fn: str | None = f"{_FAMILY}.routing.active_terminals"
+    env_defaults: dict[str, str] = _ONE_THREAD
+    stages: list[StageConfig] = [
+        _PREPROCESSING,
+        _IMAGE_ENCODER,
+        _AUDIO_ENCODER,
+        _AGGREGATE,
+        StageConfig(
+            name="thinker",
+            process="thinker",
+            factory=f"{_FAMILY}.stages.create_thinker",
+            next=["decode", "talker_ar"],
+            route_fn=f"{_FAMILY}.routing.route_answer",
+            stream_to=["decode", "talker_ar"],
+            stream_done_to_fn=f"{_FAMILY}.routing.route_answer",
+        ),
+        _DECODE,
+        StageConfig(
+            name="talker_ar",
+            process="speech",
+            factory=f"{_FAMILY}.stages.create_talker",
+            next="code2wav",
+            stream_to=["code2wav"],
+        ),
+        StageConfig(name="code2wav", process="speech", factory=f"{_FAMILY}.stages.create_code2wav", terminal=True),
+    ]
+
+
+class Qwen3OmniTextPipelineConfig(PipelineConfig):
+    """Text, audio, images and video in; text out."""
+
+    name: str | None = "qwen3_omni_text"
+    env_defaults: dict[str, str] = _ONE_THREAD
+    stages: list[StageConfig] = [
+        _PREPROCESSING.model_copy(update={"factory_args": {"speech": False}}),
+        _IMAGE_ENCODER,
+        _AUDIO_ENCODER,
+        _AGGREGATE,
+        StageConfig(
+            name="thinker",
+            process="thinker",
+            factory=f"{_FAMILY}.stages.create_thinker",
+            factory_args={"talker_stage": None},
+            next="decode",
+            stream_to=["decode"],
+        ),
+        _DECODE,
+    ]

@@ -1,0 +1,38 @@
+"""Factories of the stages before the thinker."""
+
+from __future__ import annotations
+
+import torch
+
+from omni_python.models.qwen3_omni.encoders import AudioEncoder, VisionEncoder
+from omni_python.models.qwen3_omni.payloads import ThinkerInput
+from omni_python.models.qwen3_omni.preprocess import Preprocessor
+from omni_python.scheduling.simple import SimpleScheduler
+
+
+def create_preprocessing(model_path: str, speech: bool = True, workers: int = 1) -> SimpleScheduler:
+    """OmniRequest -> Preprocessed. `speech`: whether the pipeline has the speech stages."""
+    return SimpleScheduler(Preprocessor(model_path, speech), workers=workers)
+
+
+def create_image_encoder(model_path: str, gpu_id: int | None = None) -> SimpleScheduler:
+    """VisionInput -> VisionEmbeds, for images and videos."""
+    return SimpleScheduler(VisionEncoder(model_path, *_placement(gpu_id)))
+
+
+def create_audio_encoder(model_path: str, gpu_id: int | None = None) -> SimpleScheduler:
+    """AudioInput -> AudioEmbeds."""
+    return SimpleScheduler(AudioEncoder(model_path, *_placement(gpu_id)))
+
+
+def create_aggregate() -> SimpleScheduler:
+    """ThinkerInput -> the same: the work is the merge before it."""
+
+    def compute(merged: ThinkerInput) -> ThinkerInput:
+        return merged
+
+    return SimpleScheduler(compute)
+
+
+def _placement(gpu_id: int | None) -> tuple[str, torch.dtype]:
+    return ("cpu", torch.float32) if gpu_id is None else (f"cuda:{gpu_id}", torch.bfloat16)
