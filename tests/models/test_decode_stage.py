@@ -102,7 +102,7 @@ def test_stop_strings_cut_as_a_search_in_the_whole_text_does(text: str, stops: l
         return
     assert matcher.stopped
     found = min(text.find(stop) for stop in stops if stop in text)
-    # Pieces decide which of two overlapping stop strings is seen first; never is anything shown behind the earliest end.
+    # Pieces decide which of two overlapping stop strings is seen first; nothing behind the earliest end is shown.
     assert text.startswith(given_out) and found <= len(given_out) <= min(ends)
 
 

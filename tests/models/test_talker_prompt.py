@@ -48,11 +48,13 @@ def test_system_and_assistant_turns_are_left_out(tokens: TalkerTokens) -> None:
     image = tokens.vision[0]
     start, media = tokens.im_start, [tokens.vision_start, image, image]
     ids = torch.tensor(
-        [start, tokens.system, 5]
-        + [start, tokens.user, 6, *media]
-        + [start, tokens.assistant, 198, 7]
-        + [start, tokens.user, 8, *media]
-        + [start, tokens.assistant, 198, 9, 10]
+        [
+            *(start, tokens.system, 5),
+            *(start, tokens.user, 6, *media),
+            *(start, tokens.assistant, 198, 7),
+            *(start, tokens.user, 8, *media),
+            *(start, tokens.assistant, 198, 9, 10),
+        ]
     )
     part, answer = user_part(prompt_of(ids, torch.arange(len(ids)).expand(3, -1), tokens), tokens)
     assert part.ids.tolist() == [start, tokens.user, 6, *media, start, tokens.user, 8, *media]

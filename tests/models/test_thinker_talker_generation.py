@@ -172,7 +172,7 @@ def test_seeded_sampling_does_not_depend_on_the_batch(stages: WiredStages) -> No
 
 
 def test_joining_and_leaving_at_random_changes_nobody(stages: WiredStages) -> None:
-    """Requests come at random times, a third of them are aborted at random times; the others give what they give alone."""
+    """Requests come and are aborted at random times; those that are left give what they give alone."""
     hf = hf_model(tiny_model.checkpoint())
     rng = random.Random(7)
     talks = {

@@ -19,7 +19,7 @@ from omni_python.models.qwen3_omni.thinker import Thinker, load_thinker
 from omni_python.models.qwen3_omni.weights import fill, model_config
 from tests.models.tiny_model import conversation, hf_model, hf_prompt
 
-TOLERANCE = {"rtol": 0.0, "atol": 1e-4}
+TOLERANCE: dict[str, Any] = {"rtol": 0.0, "atol": 1e-4}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -177,7 +177,7 @@ def test_code_predictor_equals_hugging_face(talker: Talker, hf: Any) -> None:
 
 
 def test_residual_codes_are_drawn_from_the_right_distribution(talker: Talker, hf: Any) -> None:
-    """Of 4000 rows alike, the first residual code has the frequencies of top_k 50 and top_p 0.8; greedy rows stay greedy."""
+    """Of 4000 rows alike, the first residual code has the frequencies of top_k 50, top_p 0.8; greedy ones stay so."""
     size, groups = hf.config.talker_config.text_config.hidden_size, hf.config.talker_config.num_code_groups
     hidden, first = torch.randn(1, size), torch.randn(1, size) * 3
     rows = 4000
@@ -207,7 +207,9 @@ def test_fused_and_separate_experts_load_alike(checkpoint: Path, thinker: Thinke
     fill(again, fused, "thinker")
     stored = read_tensors(checkpoint, "thinker.model.layers.1.mlp.experts.2.")
     up = stored["up_proj.weight"]
-    torch.testing.assert_close(again.model.layers[1].mlp.experts.gate_up_proj[2, len(up) :], up, rtol=0, atol=0)
+    torch.testing.assert_close(
+        again.get_parameter("model.layers.1.mlp.experts.gate_up_proj")[2, len(up) :], up, rtol=0, atol=0
+    )
 
 
 def test_missing_weights_are_named(checkpoint: Path) -> None:
@@ -225,3 +227,19 @@ def test_missing_weights_are_named(checkpoint: Path) -> None:
         load("model.layers.0.input_layernorm.weight")
     with pytest.raises(CheckpointError, match=r"layers\.1\.mlp\.experts\.3\.up_proj\.weight"):
         load("model.layers.1.mlp.experts.3.up_proj.weight")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU")
+def test_the_captured_code_predictor_does_the_same(checkpoint: Path, talker: Talker) -> None:
+    """On a GPU it is replayed as a graph, with its rows padded to a power of two."""
+    device = load_talker(checkpoint, model_config(checkpoint), torch.float32, "cuda")
+    size = talker.model.config.hidden
+    for rows in (3, 1, 4, 3):
+        hidden, first = torch.randn(rows, size), torch.randn(rows, size)
+        inputs = (hidden, first, torch.arange(rows) % 2 == 0, torch.rand(rows, talker.code_predictor.groups - 1))
+        codes, total = talker.code_predictor(*inputs)
+        on_gpu, total_on_gpu = device.code_predictor(*(tensor.cuda() for tensor in inputs))
+        assert (on_gpu.cpu() == codes).float().mean() > 0.9  # a draw at a border may fall to its other side
+        if (on_gpu.cpu() == codes).all():
+            torch.testing.assert_close(total_on_gpu.cpu(), total, rtol=0, atol=1e-3)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import itertools
 import shutil
 import tempfile
 from dataclasses import dataclass, field
@@ -139,7 +140,7 @@ def conversation(
 
 @torch.inference_mode()
 def hf_generate(hf: Any, talk: Conversation) -> Generation:
-    """Greedy generation by forward calls of Hugging Face's modules alone, each stage after the one before it is done."""
+    """Greedy generation by forward calls of Hugging Face's modules alone, one stage after the other."""
     options = talk.input.prompt.options
     result = Generation()
     embeds, hidden = _hf_answer(hf, talk, options.thinker, result)
@@ -227,7 +228,7 @@ def _hf_speech(
     bos, eos, pad = talker.text_projection(hf.thinker.get_input_embeddings()(special)).chunk(3, dim=1)
     starts = [*(prompt_ids == config.im_start_token_id).nonzero()[:, 0].tolist(), sequence.shape[1]]
     parts, part_ids = [], []
-    for start, end in zip(starts[:-1], starts[1:], strict=True):
+    for start, end in itertools.pairwise(starts):
         if sequence[0, start + 1] == config.user_token_id:
             mask = is_media[:, : embeds.shape[1]]
             parts.append(hf._get_talker_user_parts(start, end, mask, hidden, embeds))

@@ -57,7 +57,7 @@ def test_frequencies_are_those_of_hugging_face(given: dict[str, object]) -> None
 
 def test_a_row_draws_the_same_in_every_batch() -> None:
     logits = torch.randn(60, VOCAB)
-    kinds = [
+    kinds: list[dict[str, object]] = [
         {"temperature": 0.8, "seed": 5, "top_k": 7, "repetition_penalty": 1.2},
         {"temperature": 1.3, "seed": 6},
         {"repetition_penalty": 1.5},

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from omni_python.layers.cuda_graph import GraphedOnCuda
 from omni_python.layers.decoder import Decoder, DecoderConfig
 from omni_python.layers.kv_cache import PAGE_TOKENS, AttentionPlan, KVRow, PagedKVCache
 from omni_python.models.qwen3_omni.checkpoint import read_tensors
@@ -59,8 +60,8 @@ class CodePredictor(nn.Module):
         self.lm_head = nn.ModuleList(
             nn.Linear(decoder.hidden, config.vocab_size, bias=False) for _ in range(self.groups - 1)
         )
-        self._cache: PagedKVCache | None = None
-        self._plans: dict[int, list[AttentionPlan]] = {}
+        self._prepared: dict[int, tuple[PagedKVCache, list[AttentionPlan]]] = {}
+        self._graphed = GraphedOnCuda(self._complete)
 
     def forward(
         self, hidden: torch.Tensor, first: torch.Tensor, sampled: torch.Tensor, uniforms: torch.Tensor
@@ -72,8 +73,18 @@ class CodePredictor(nn.Module):
         likeliest. Returns the codes [B, groups - 1] and the sum of their embeddings [B, H].
         """
         rows = len(hidden)
-        cache, plans = self._prepare(rows, hidden)
-        draws = bool(sampled.any()) if not sampled.is_cuda else True
+        inputs: tuple[torch.Tensor, ...] = (hidden, first, sampled, uniforms)
+        if hidden.is_cuda:  # few sizes, so few graphs
+            padding = (1 << (rows - 1).bit_length()) - rows
+            inputs = tuple(F.pad(tensor, (0, 0) * (tensor.dim() - 1) + (0, padding)) for tensor in inputs)
+        codes, total = self._graphed(*inputs)
+        return codes[:rows], total[:rows]
+
+    def _complete(
+        self, hidden: torch.Tensor, first: torch.Tensor, sampled: torch.Tensor, uniforms: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        rows = len(hidden)
+        cache, plans = self._prepare(rows, hidden.device)
         x = torch.stack((hidden, first), dim=1).flatten(0, 1)
         codes, total = [], torch.zeros_like(hidden)
         for group, plan in enumerate(plans):
@@ -81,29 +92,26 @@ class CodePredictor(nn.Module):
             positions = torch.arange(start, group + 2, device=x.device).repeat(rows).expand(3, -1)
             out, _ = self.model(x, positions, cache, plan)
             logits = self.lm_head[group](out.view(rows, -1, out.shape[-1])[:, -1]).float()
-            code = logits.argmax(dim=-1)
-            if draws:
-                drawn = draw(logits, RESIDUAL_TOP_K, RESIDUAL_TOP_P, uniforms[:, group])
-                code = torch.where(sampled, drawn, code)
+            drawn = draw(logits, RESIDUAL_TOP_K, RESIDUAL_TOP_P, uniforms[:, group])
+            code = torch.where(sampled, drawn, logits.argmax(dim=-1))
             x = self.model.codec_embedding[group](code)
             codes.append(code)
             total = total + x
         return torch.stack(codes, dim=1), total
 
-    def _prepare(self, rows: int, like: torch.Tensor) -> tuple[PagedKVCache, list[AttentionPlan]]:
+    def _prepare(self, rows: int, device: torch.device) -> tuple[PagedKVCache, list[AttentionPlan]]:
         """A cache with pages for `rows` rows, and the plan of each step: every row starts anew with every frame."""
-        pages = -(-(self.groups + 1) // PAGE_TOKENS)
-        if self._cache is None or self._cache.num_pages < rows * pages:
-            self._cache = self.model.new_cache(rows * pages)
-        if rows not in self._plans:
+        if rows not in self._prepared:
+            pages = -(-(self.groups + 1) // PAGE_TOKENS)
             owned = [range(row * pages, (row + 1) * pages) for row in range(rows)]
-            self._plans[rows] = [
+            plans = [
                 AttentionPlan.build(
-                    [KVRow(own, 0, 2) if group == 0 else KVRow(own, group + 1, 1) for own in owned], like.device
+                    [KVRow(own, 0, 2) if group == 0 else KVRow(own, group + 1, 1) for own in owned], device
                 )
                 for group in range(self.groups - 1)
             ]
-        return self._cache, self._plans[rows]
+            self._prepared[rows] = self.model.new_cache(rows * pages), plans
+        return self._prepared[rows]
 
 
 class Talker(nn.Module):

@@ -1,0 +1,52 @@
+"""Replaying many small kernels with one launch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(slots=True, frozen=True)
+class _Captured:
+    graph: torch.cuda.CUDAGraph
+    inputs: tuple[torch.Tensor, ...]
+    outputs: tuple[torch.Tensor, ...]
+
+
+class GraphedOnCuda:
+    """`function`, captured as a CUDA graph once for each shape of its inputs; on the CPU called as it is.
+
+    All inputs and outputs are tensors of one device. `function` must do the same work for equal shapes, without a
+    look at values on the host, and whatever memory it keeps must stay where it is.
+    """
+
+    def __init__(self, function: Callable[..., tuple[torch.Tensor, ...]]) -> None:
+        self._function = function
+        self._captured: dict[tuple[torch.Size, ...], _Captured] = {}
+
+    def __call__(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        if not inputs[0].is_cuda:
+            return self._function(*inputs)
+        shapes = tuple(tensor.shape for tensor in inputs)
+        if shapes not in self._captured:
+            self._captured[shapes] = self._capture(inputs)
+        captured = self._captured[shapes]
+        for place, tensor in zip(captured.inputs, inputs, strict=True):
+            place.copy_(tensor)
+        captured.graph.replay()
+        return tuple(tensor.clone() for tensor in captured.outputs)
+
+    def _capture(self, inputs: tuple[torch.Tensor, ...]) -> _Captured:
+        static = tuple(tensor.clone() for tensor in inputs)
+        stream = torch.cuda.Stream(inputs[0].device)
+        stream.wait_stream(torch.cuda.current_stream(inputs[0].device))
+        with torch.cuda.stream(stream):
+            self._function(*static)  # libraries allocate their workspaces in their first call
+        torch.cuda.current_stream(inputs[0].device).wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        # Other stages of this process may use the device meanwhile, from their own threads.
+        with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+            outputs = self._function(*static)
+        return _Captured(graph, static, outputs)
