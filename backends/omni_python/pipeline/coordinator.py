@@ -203,17 +203,24 @@ class Coordinator:
         if request is not None:
             self._end(request, RequestState.ABORTED, error or Cancelled("the request was cancelled"))
 
-    # -- submit threads
+    # -- submit threads; each step is a call of its own, so that nothing of a request is held while waiting for the next
 
     def _submit_requests(self) -> None:
-        while (request := self._to_submit.get()) is not None:
-            try:
-                self._submit(request)
-            except Exception as error:
-                if not isinstance(error, OmniError):
-                    log.error("request %s could not be submitted", request.id, exc_info=error)
-                failure = error if isinstance(error, OmniError) else OmniError(f"{type(error).__name__}: {error}")
-                self._end(request, RequestState.FAILED, failure)
+        while self._submit_next():
+            pass
+
+    def _submit_next(self) -> bool:
+        request = self._to_submit.get()
+        if request is None:
+            return False
+        try:
+            self._submit(request)
+        except Exception as error:
+            if not isinstance(error, OmniError):
+                log.error("request %s could not be submitted", request.id, exc_info=error)
+            failure = error if isinstance(error, OmniError) else OmniError(f"{type(error).__name__}: {error}")
+            self._end(request, RequestState.FAILED, failure)
+        return True
 
     def _submit(self, request: _Request) -> None:
         if not self._registry.wait_complete(self.limits.grace):
@@ -308,12 +315,15 @@ class Coordinator:
                 if peer is not None:
                     self._lose(peer, "died")
                     self._broadcast(self._view())
-            now = time.monotonic()
-            for request in list(self._requests.values()):
-                if request.sink.is_cancelled():
-                    self._end(request, RequestState.ABORTED, Cancelled("the client cancelled the request"))
-                elif now > request.deadline:
-                    self._end(request, RequestState.FAILED, DeadlineExceeded("the request's time is up"))
+            self._check_requests()
+
+    def _check_requests(self) -> None:
+        now = time.monotonic()
+        for request in list(self._requests.values()):
+            if request.sink.is_cancelled():
+                self._end(request, RequestState.ABORTED, Cancelled("the client cancelled the request"))
+            elif now > request.deadline:
+                self._end(request, RequestState.FAILED, DeadlineExceeded("the request's time is up"))
 
     def _lose(self, peer: Peer, what: str) -> None:
         """A stage process is gone, and with it whatever part of the running requests it held."""
@@ -345,11 +355,19 @@ class Coordinator:
         self._to_send[hash(request.id) % len(self._to_send)].put(send)
 
     def _send_answers(self, answers: queue.SimpleQueue[Callable[[], None] | None]) -> None:
-        while (send := answers.get()) is not None:
-            try:
-                send()
-            except Exception:
-                log.exception("a response could not be sent")
+        while self._send_next(answers):
+            pass
+
+    @staticmethod
+    def _send_next(answers: queue.SimpleQueue[Callable[[], None] | None]) -> bool:
+        send = answers.get()
+        if send is None:
+            return False
+        try:
+            send()
+        except Exception:
+            log.exception("a response could not be sent")
+        return True
 
     # -- messages to stage processes
 

@@ -1,0 +1,48 @@
+"""Reads what the server says of itself on /metrics."""
+
+from __future__ import annotations
+
+import re
+import time
+import urllib.request
+
+from omni_python.serve.triton_server import TritonServer
+
+_LINE = re.compile(r"(omni_\w+)\{(.*)\} (\S+)")
+
+
+def read(server: TritonServer, name: str, **labels: str) -> float:
+    """The sum of a metric's values over all label sets that have `labels`."""
+    return sum(value for found, of, value in _samples(server) if found == name and labels.items() <= of.items())
+
+
+def held(server: TritonServer, pipeline: str) -> dict[str, float]:
+    """What a pipeline's stages, queues, KV caches and relays hold now: only what is not zero."""
+    return {
+        f"{name} {labels}": value
+        for name, labels, value in _samples(server)
+        if value and labels["pipeline"] == pipeline and not name.endswith("_total")
+    }
+
+
+def wait_empty(server: TritonServer, pipeline: str, timeout: float = 5.0) -> None:
+    """Metrics are written four times a second: a state has to hold for longer than that to count."""
+    end = time.monotonic() + timeout
+    empty_since = None
+    while time.monotonic() < end:
+        if held(server, pipeline):
+            empty_since = None
+        elif empty_since is None:
+            empty_since = time.monotonic()
+        elif time.monotonic() - empty_since > 0.6:
+            return
+        time.sleep(0.05)
+    assert held(server, pipeline) == {}, "something is still held"
+
+
+def _samples(server: TritonServer) -> list[tuple[str, dict[str, str], float]]:
+    with urllib.request.urlopen(f"http://{server.host}:{server.metrics_port}/metrics", timeout=10) as reply:
+        text = reply.read().decode()
+    return [
+        (name, dict(re.findall(r'(\w+)="([^"]*)"', labels)), float(value)) for name, labels, value in _LINE.findall(text)
+    ]

@@ -1,0 +1,121 @@
+"""The served pipeline against Hugging Face's `generate`, for every kind of input."""
+
+from __future__ import annotations
+
+import random
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.e2e import metrics
+from tests.oracle.cases import CASES, Case, load_case
+
+from omni_python.client import Answer, AudioChunk, OmniClient, TextDelta
+from omni_python.models.qwen3_omni.checkpoint import checkpoint_hash
+from omni_python.serve.triton_server import TritonServer
+
+WAVE_TOLERANCE = 1e-4
+
+
+def ask(client: OmniClient, case: Case, **changes: Any) -> Answer:
+    options = {"messages": case.openai_messages(), "voice": case.voice, "sampling": case.sampling(), **changes}
+    return client.chat(**options)
+
+
+def check_audio(answer: Answer, case: Case) -> None:
+    assert answer.sample_rate == 24_000
+    assert answer.audio.shape == case.waveform.shape
+    assert np.abs(answer.audio - case.waveform).max() < WAVE_TOLERANCE
+
+
+def test_the_checkpoint_is_the_oracles(checkpoint: Path) -> None:
+    assert {load_case(name).checkpoint for name in CASES} == {checkpoint_hash(checkpoint)}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_margins_leave_no_room_for_chance(name: str) -> None:
+    margins = load_case(name).margins
+    assert min(margins["thinker"], margins["talker"], margins["code_predictor"]) > 0.005
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_greedy_answers_equal_the_oracles(client: OmniClient, name: str) -> None:
+    case = load_case(name)
+    answer = ask(client, case)
+    assert answer.text == case.text
+    assert answer.finished.finish_reason == case.answer_ends
+    assert answer.finished.usage["audio_finish_reason"] == case.speech_ends
+    assert answer.finished.usage["input_tokens"] == len(case.input_ids)
+    assert answer.finished.usage["output_tokens"] == len(case.answer)
+    check_audio(answer, case)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_streams_equal_the_oracles(client: OmniClient, name: str) -> None:
+    case = load_case(name)
+    events = list(client.stream(messages=case.openai_messages(), voice=case.voice, sampling=case.sampling()))
+    answer = Answer.collect(events)
+    assert answer.text == case.text
+    check_audio(answer, case)
+    assert sum(isinstance(event, TextDelta) for event in events) > 3, "the text came at once"
+    frames = case.codes.shape[1]
+    assert sum(isinstance(event, AudioChunk) for event in events) >= frames // 10, "the speech came at once"
+
+
+@pytest.mark.parametrize("name", ["text", "audio_image", "all"])
+def test_text_only_pipeline_gives_the_same_text(text_client: OmniClient, name: str) -> None:
+    case = load_case(name)
+    sampling = {key: value for key, value in case.sampling().items() if key != "talker"}
+    answer = ask(text_client, case, voice=None, sampling=sampling)
+    assert answer.text == case.text
+    assert len(answer.audio) == 0
+
+
+def test_a_seed_makes_sampling_reproducible(client: OmniClient) -> None:
+    def sampled(seed: int) -> Answer:
+        talker = {"temperature": 0.9, "seed": seed, "max_tokens": 30}
+        sampling = {"temperature": 1.0, "top_p": 0.95, "seed": seed, "max_tokens": 12, "talker": talker}
+        return client.chat("Tell me a story.", sampling=sampling)
+
+    seed = random.randrange(1 << 40)
+    first, second, other = sampled(seed), sampled(seed), sampled(seed + 1)
+    assert first.text == second.text
+    assert np.array_equal(first.audio, second.audio)
+    assert (first.text, first.audio.tobytes()) != (other.text, other.audio.tobytes())
+
+
+def test_sixteen_mixed_requests_at_once_give_what_each_gives_alone(client: OmniClient) -> None:
+    cases = [load_case(name) for name in CASES]
+    requests: list[dict[str, Any]] = [
+        {"messages": case.openai_messages(), "voice": case.voice, "sampling": case.sampling()} for case in cases
+    ]
+    requests += [{**requests[i], "modalities": ["text"]} for i in (0, 2, 3)]
+    for index, voice in enumerate(("ethan", "chelsie", "aiden", "ethan")):
+        talker = {"temperature": 0.8, "top_k": 20, "seed": index, "max_tokens": 20 + 7 * index}
+        sampling = {"temperature": 0.7 + index / 10, "top_k": 50, "seed": 100 + index, "max_tokens": 8 + index}
+        requests.append(
+            {"messages": cases[index].openai_messages(), "voice": voice, "sampling": {**sampling, "talker": talker}}
+        )
+    assert len(requests) == 16
+    alone = [client.chat(**request) for request in requests]
+    with ThreadPoolExecutor(16) as pool:
+        together = list(pool.map(lambda request: client.chat(**request), requests))
+    for index, (one, many) in enumerate(zip(alone, together, strict=True)):
+        assert one.text == many.text, index
+        assert one.audio.shape == many.audio.shape, index
+        assert np.allclose(one.audio, many.audio, atol=WAVE_TOLERANCE), index
+
+
+def test_a_text_only_request_never_reaches_the_speech_stages(server: TritonServer, client: OmniClient) -> None:
+    metrics.wait_empty(server, "qwen3_omni")
+    speech = {"pipeline": "qwen3_omni"}
+    before = {s: metrics.read(server, "omni_stage_requests_total", stage=s, **speech) for s in ("talker_ar", "code2wav")}
+    thinker = metrics.read(server, "omni_stage_requests_total", stage="thinker", **speech)
+    answer = client.chat("Hello there.", modalities=["text"], sampling={"max_tokens": 8})
+    assert answer.text and len(answer.audio) == 0
+    metrics.wait_empty(server, "qwen3_omni")
+    after = {s: metrics.read(server, "omni_stage_requests_total", stage=s, **speech) for s in ("talker_ar", "code2wav")}
+    assert after == before
+    assert metrics.read(server, "omni_stage_requests_total", stage="thinker", **speech) == thinker + 1
