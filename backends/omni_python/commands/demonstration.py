@@ -1,0 +1,104 @@
+"""What `omni quickstart` shows: one answer, with its figures, and requests to paste."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from omni_python.commands.printing import figures, printed
+
+if TYPE_CHECKING:
+    from omni_python.client import Answer
+
+_DATA = Path(__file__).parent / "data"
+PHOTO, QUESTION = _DATA / "photo.jpg", _DATA / "question.flac"
+
+_LONGEST = {"max_tokens": 128, "talker": {"max_tokens": 512}}
+"""Enough for a few sentences; random weights might never end by themselves."""
+
+_EXPLAINED = {"real-time factor": "seconds for the whole answer / seconds of speech; below 1 is faster than it plays"}
+
+_EXAMPLES = """\
+Try it from another terminal:
+
+# HTTP: an event for every piece of text
+curl -sN http://{http}/v2/models/{pipeline}/generate_stream -d \\
+  '{{"text_input": "Who are you?", "modalities": ["text"], "stream": true}}'
+
+# gRPC, with nothing but tritonclient
+{python} - <<'END'
+import queue
+import numpy as np
+import tritonclient.grpc as triton
+
+text, stream = triton.InferInput("text_input", [1], "BYTES"), triton.InferInput("stream", [1], "BOOL")
+text.set_data_from_numpy(np.array([b"Who are you?"], dtype=object))
+stream.set_data_from_numpy(np.array([True]))
+responses = queue.Queue()
+with triton.InferenceServerClient("{grpc}") as client:
+    client.start_stream(lambda result, error: responses.put((result, error)))
+    client.async_stream_infer("{pipeline}", [text, stream])
+    while True:
+        result, error = responses.get()
+        if error:
+            raise error
+        if (delta := result.as_numpy("text_output")) is not None:
+            print(delta[0].decode(), end="", flush=True)
+        if (samples := result.as_numpy("audio_output")) is not None:
+            print(f" [{{len(samples)}} samples of speech] ", end="", flush=True)
+        if result.as_numpy("finish_reason") is not None:
+            break
+print()
+END
+
+# The command line client; without a question it holds a conversation
+{omni} chat "What colour is the house?" --url {grpc}{pipeline_option} \\
+  --image {photo}
+"""
+
+
+def demonstrate(url: str, pipeline: str, out: Path) -> Answer:
+    """Ask a spoken question about a photo; print text, figures and where the speech went, which is `out`.
+
+    `url` is host:port of the server's gRPC service. Raises what `OmniClient.stream` raises.
+    """
+    from omni_python.client import Answer, OmniClient
+
+    print(f'\nquestion  spoken ({_shown(QUESTION)}): "What can you see in this picture?"')
+    print(f"picture   {_shown(PHOTO)}")
+    print("answer    ", end="", flush=True)
+    with (
+        OmniClient(url, pipeline) as client,
+        closing(client.stream(audios=[QUESTION], images=[PHOTO], sampling=_LONGEST)) as events,
+    ):
+        answer = Answer.collect(printed(events))
+    if answer.sample_rate:
+        answer.save_wav(out)
+        print(f"speech    {out} ({answer.sample_rate} Hz)")
+    print()
+    for label, value in figures(answer).items():
+        explained = f"   ({_EXPLAINED[label]})" if label in _EXPLAINED else ""
+        print(f"{label:<20} {value}{explained}")
+    return answer
+
+
+def examples(http_url: str, grpc_url: str, pipeline: str) -> str:
+    """Three requests to paste into a shell in the current folder; the addresses are host:port."""
+    python = Path(sys.executable)
+    return _EXAMPLES.format(
+        http=http_url,
+        grpc=grpc_url,
+        pipeline=pipeline,
+        pipeline_option="" if pipeline == "qwen3_omni" else f" --pipeline {pipeline}",
+        python=shlex.quote(_shown(python)),
+        omni=shlex.quote(_shown(python.with_name("omni"))),
+        photo=shlex.quote(_shown(PHOTO)),
+    )
+
+
+def _shown(path: Path) -> str:
+    """`path`, as seen from the current folder where it lies below it."""
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
