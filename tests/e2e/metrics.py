@@ -44,5 +44,6 @@ def _samples(server: TritonServer) -> list[tuple[str, dict[str, str], float]]:
     with urllib.request.urlopen(f"http://{server.host}:{server.metrics_port}/metrics", timeout=10) as reply:
         text = reply.read().decode()
     return [
-        (name, dict(re.findall(r'(\w+)="([^"]*)"', labels)), float(value)) for name, labels, value in _LINE.findall(text)
+        (name, dict(re.findall(r'(\w+)="([^"]*)"', labels)), float(value))
+        for name, labels, value in _LINE.findall(text)
     ]

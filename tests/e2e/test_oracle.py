@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.e2e import metrics
-from tests.oracle.cases import CASES, Case, load_case
 
 from omni_python.client import Answer, AudioChunk, OmniClient, TextDelta
 from omni_python.models.qwen3_omni.checkpoint import checkpoint_hash
 from omni_python.serve.triton_server import TritonServer
+from tests.e2e import metrics
+from tests.oracle.cases import CASES, Case, load_case
 
 WAVE_TOLERANCE = 1e-4
 
@@ -111,7 +111,9 @@ def test_sixteen_mixed_requests_at_once_give_what_each_gives_alone(client: OmniC
 def test_a_text_only_request_never_reaches_the_speech_stages(server: TritonServer, client: OmniClient) -> None:
     metrics.wait_empty(server, "qwen3_omni")
     speech = {"pipeline": "qwen3_omni"}
-    before = {s: metrics.read(server, "omni_stage_requests_total", stage=s, **speech) for s in ("talker_ar", "code2wav")}
+    before = {
+        s: metrics.read(server, "omni_stage_requests_total", stage=s, **speech) for s in ("talker_ar", "code2wav")
+    }
     thinker = metrics.read(server, "omni_stage_requests_total", stage="thinker", **speech)
     answer = client.chat("Hello there.", modalities=["text"], sampling={"max_tokens": 8})
     assert answer.text and len(answer.audio) == 0

@@ -1,0 +1,70 @@
+"""A server that stops normally leaves nothing of ours behind."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from omni_python.client import OmniClient, OmniClientError
+from omni_python.config.compile import compile_pipeline
+from omni_python.models.noop.config import NoopLinePipelineConfig
+from omni_python.serve.triton_server import ServerOptions, TritonServer
+from tests.conftest import LeakCheck
+
+
+def socket_directories() -> set[Path]:
+    base = Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir())
+    return set(base.glob(f"omni-{os.getuid()}-*"))
+
+
+@pytest.mark.parametrize("busy", [False, True], ids=["idle", "with requests in flight"])
+def test_nothing_is_left(tmp_path: Path, no_leaks: LeakCheck, busy: bool) -> None:
+    compile_pipeline(NoopLinePipelineConfig(), tmp_path)
+    before = socket_directories()
+    with no_leaks():
+        with TritonServer.start(ServerOptions(model_repository=tmp_path, exit_timeout_s=10)) as server:
+            stubs = psutil.Process(server.process.pid).children(recursive=True)
+            assert len(stubs) == 4
+            assert len(socket_directories() - before) == 1
+            client = OmniClient(server.grpc_url, "noop_line")
+            assert client.chat("x", sampling={"nbytes": 3 << 20}).text == '{"nbytes":3145728,"last":255}'
+            if busy:
+                for _ in range(3):
+                    threading.Thread(target=_ask, args=(client,), daemon=True).start()
+                time.sleep(0.2)
+            start = time.monotonic()
+        assert time.monotonic() - start < 15
+        client.close()
+    assert not any(stub.is_running() for stub in stubs)
+    assert socket_directories() - before == set()
+
+
+def _ask(client: OmniClient) -> None:
+    try:
+        client.chat("x", sampling={"delay": 1.0})
+    except OmniClientError:
+        pass  # the server may end it, but not hang on it
+
+
+def test_leftovers_of_a_killed_server_are_removed_by_the_next(tmp_path: Path) -> None:
+    compile_pipeline(NoopLinePipelineConfig(), tmp_path)
+    before = socket_directories()
+    with TritonServer.start(ServerOptions(model_repository=tmp_path)) as killed:
+        stubs = psutil.Process(killed.process.pid).children(recursive=True)
+        killed.process.kill()
+        for stub in stubs:
+            stub.kill()
+        psutil.wait_procs(stubs, timeout=5)
+        left = socket_directories() - before
+        assert len(left) == 1
+    with TritonServer.start(ServerOptions(model_repository=tmp_path)) as server:
+        with OmniClient(server.grpc_url, "noop_line") as client:
+            assert client.chat("x").text
+        assert not left & socket_directories()
+    assert socket_directories() - before == set()
