@@ -309,13 +309,17 @@ class Coordinator:
     # -- watching thread
 
     def _watch(self) -> None:
+        next_check = 0.0
         while not self._deaths.closed:
-            for epoch in self._deaths.wait(CANCEL_POLL if self._requests else 1.0):
+            wait = max(0.0, next_check - time.monotonic()) if self._requests else 1.0
+            for epoch in self._deaths.wait(wait):
                 peer = self._registry.remove(epoch)
                 if peer is not None:
                     self._lose(peer, "died")
                     self._broadcast(self._view())
-            self._check_requests()
+            if time.monotonic() >= next_check:
+                next_check = time.monotonic() + CANCEL_POLL
+                self._check_requests()
 
     def _check_requests(self) -> None:
         now = time.monotonic()
