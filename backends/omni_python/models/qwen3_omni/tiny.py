@@ -61,11 +61,15 @@ class Dimensions:
 
 def build(out: str | Path, dimensions: Dimensions | None = None, seed: int = 0) -> str:
     """Write a checkpoint directory to `out` (created if missing) and return its `checkpoint_hash`."""
+    return build_from_config(out, tiny_config(dimensions or Dimensions()), seed)
+
+
+def build_from_config(out: str | Path, config: dict[str, Any], seed: int = 0) -> str:
+    """The same for any config.json whose token ids are those of the tokenizer asset (`with_token_ids` puts them in)."""
     from safetensors.torch import save
 
     out = Path(out)
     out.mkdir(parents=True, exist_ok=True)
-    config = tiny_config(dimensions or Dimensions())
     weights = {
         name: torch.from_numpy(_random_tensor(name, shape, seed))
         for name, shape in sorted(tensor_shapes(config).items())
@@ -78,12 +82,17 @@ def build(out: str | Path, dimensions: Dimensions | None = None, seed: int = 0) 
     (out / "model.safetensors").write_bytes(save(weights, metadata={"format": "pt"}))
     _write_json(out / "config.json", config)
     _write_json(out / "generation_config.json", _generation_config())
+    for name in ("tokenizer.json", "chat_template.jinja"):
+        shutil.copyfile(ASSETS / name, out / name)
+    write_settings(out)
+    return checkpoint_hash(out)
+
+
+def write_settings(out: Path) -> None:
+    """The settings of the processors and of the tokenizer, which are the published checkpoint's."""
     _write_json(out / "preprocessor_config.json", _PREPROCESSOR)
     _write_json(out / "video_preprocessor_config.json", _VIDEO_PREPROCESSOR)
     _write_json(out / "tokenizer_config.json", _TOKENIZER)
-    for name in ("tokenizer.json", "chat_template.jinja"):
-        shutil.copyfile(ASSETS / name, out / name)
-    return checkpoint_hash(out)
 
 
 def tensor_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
@@ -147,6 +156,21 @@ def _random_tensor(name: str, shape: tuple[int, ...], seed: int) -> np.ndarray:
 
 def tiny_config(size: Dimensions) -> dict[str, Any]:
     """The config.json of a tiny checkpoint: the published one's fields, the token ids of the tokenizer asset."""
+    return with_token_ids(
+        {
+            "architectures": ["Qwen3OmniMoeForConditionalGeneration"],
+            "model_type": "qwen3_omni_moe",
+            "dtype": "float32",
+            "enable_audio_output": True,
+            "thinker_config": _thinker_config(size),
+            "talker_config": _talker_config(size),
+            "code2wav_config": _code2wav_config(size),
+        }
+    )
+
+
+def with_token_ids(config: dict[str, Any]) -> dict[str, Any]:
+    """The config.json with the tokenizer asset's ids, and the thinker's vocabulary just as large as that needs."""
     ids = _token_ids()
     media = {
         "audio_token_id": ids["<|audio_pad|>"],
@@ -156,14 +180,11 @@ def tiny_config(size: Dimensions) -> dict[str, Any]:
         "audio_end_token_id": ids["<|audio_end|>"],
         "vision_start_token_id": ids["<|vision_start|>"],
         "vision_end_token_id": ids["<|vision_end|>"],
-        "position_id_per_seconds": 13,
-        "seconds_per_chunk": 2,
     }
+    thinker = config["thinker_config"]
+    vocabulary = {"vocab_size": math.ceil((max(ids.values()) + 1) / 64) * 64}
     return {
-        "architectures": ["Qwen3OmniMoeForConditionalGeneration"],
-        "model_type": "qwen3_omni_moe",
-        "dtype": "float32",
-        "enable_audio_output": True,
+        **config,
         "im_start_token_id": ids["<|im_start|>"],
         "im_end_token_id": ids["<|im_end|>"],
         "system_token_id": ids["system"],
@@ -172,18 +193,22 @@ def tiny_config(size: Dimensions) -> dict[str, Any]:
         "tts_pad_token_id": ids["<tts_pad>"],
         "tts_bos_token_id": ids["<tts_text_bos>"],
         "tts_eos_token_id": ids["<tts_text_eod>"],
-        "thinker_config": _thinker_config(size, media, ids),
-        "talker_config": _talker_config(size, media),
-        "code2wav_config": _code2wav_config(size),
+        "thinker_config": {
+            **thinker,
+            **media,
+            "user_token_id": ids["user"],
+            "text_config": {**thinker["text_config"], **vocabulary},
+        },
+        "talker_config": {**config["talker_config"], **media},
     }
 
 
-def _thinker_config(size: Dimensions, media: dict[str, int], ids: dict[str, int]) -> dict[str, Any]:
+def _thinker_config(size: Dimensions) -> dict[str, Any]:
     return {
         "model_type": "qwen3_omni_moe_thinker",
         "dtype": "float32",
-        "user_token_id": ids["user"],
-        **media,
+        "position_id_per_seconds": 13,
+        "seconds_per_chunk": 2,
         "audio_config": {
             "model_type": "qwen3_omni_moe_audio_encoder",
             "d_model": 32,
@@ -214,7 +239,6 @@ def _thinker_config(size: Dimensions, media: dict[str, int], ids: dict[str, int]
         },
         "text_config": {
             "model_type": "qwen3_omni_moe_text",
-            "vocab_size": math.ceil((max(ids.values()) + 1) / 64) * 64,
             "hidden_size": size.thinker_hidden,
             "intermediate_size": 128,
             "num_hidden_layers": size.thinker_layers,
@@ -225,12 +249,13 @@ def _thinker_config(size: Dimensions, media: dict[str, int], ids: dict[str, int]
     }
 
 
-def _talker_config(size: Dimensions, media: dict[str, int]) -> dict[str, Any]:
+def _talker_config(size: Dimensions) -> dict[str, Any]:
     codes = size.codebook_size
     return {
         "model_type": "qwen3_omni_moe_talker",
         "dtype": "float32",
-        **media,
+        "position_id_per_seconds": 13,
+        "seconds_per_chunk": 2,
         "thinker_hidden_size": size.thinker_hidden,
         "accept_hidden_layer": size.accept_layer,
         "num_code_groups": size.code_groups,
