@@ -72,12 +72,13 @@ class OmniClient:
         first_text = first_audio = finished = None
         for outputs in self._transport.infer(self.pipeline, inputs):
             now = time.perf_counter() - start
-            if "text_output" in outputs:
+            text, audio = outputs.get("text_output"), outputs.get("audio_output")
+            if text is not None and text[0]:
                 first_text = now if first_text is None else first_text
-                yield TextDelta(outputs["text_output"][0].decode())
-            if "audio_output" in outputs:
+                yield TextDelta(text[0].decode())
+            if audio is not None and len(audio):
                 first_audio = now if first_audio is None else first_audio
-                yield AudioChunk(outputs["audio_output"], int(outputs["audio_sample_rate"][0]))
+                yield AudioChunk(audio, int(outputs["audio_sample_rate"][0]))
             if "finish_reason" in outputs:
                 reason, usage = outputs["finish_reason"][0].decode(), json.loads(outputs["usage"][0])
                 finished = Finished(reason, usage, first_text, first_audio, now)

@@ -151,7 +151,7 @@ def _ask(client: OmniClient, options: RequestOptions, out: Path) -> Answer:
     with closing(stream) as events:
         answer = Answer.collect(printed(events))
     took = figures(answer)
-    if answer.sample_rate:
+    if len(answer.audio):
         answer.save_wav(out)
         took["speech"] = str(out)
     print(dim("  ".join(f"{label}: {value}" for label, value in took.items()), sys.stderr), file=sys.stderr)

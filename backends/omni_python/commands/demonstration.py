@@ -75,7 +75,7 @@ def demonstrate(url: str, pipeline: str, out: Path) -> Answer:
         closing(client.stream(audios=[QUESTION], images=[PHOTO], sampling=_LONGEST)) as events,
     ):
         answer = Answer.collect(printed(events))
-    if answer.sample_rate:
+    if len(answer.audio):
         answer.save_wav(out)
         print(f"speech    {out} ({answer.sample_rate} Hz)")
     print()
