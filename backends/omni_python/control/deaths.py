@@ -41,27 +41,38 @@ class DeathWatch:
     def wait(self, timeout: float) -> list[int]:
         """The keys of those that died; empty after `timeout` seconds, at `close`, and sometimes early."""
         ready = self._poll.poll(timeout * 1000)
-        with suppress(BlockingIOError):
-            os.eventfd_read(self._wake)
         with self._lock:
             dead, self._gone = self._gone, []
             for fd, _ in ready:
                 if fd in self._keys:
                     dead.append(self._keys[fd])
                     self._drop(fd)
+            if self.closed:
+                self._close_eventfd()
+            else:
+                with suppress(BlockingIOError):
+                    os.eventfd_read(self._wake)
         return dead
 
     def wake(self) -> None:
         """Let `wait` return early."""
-        os.eventfd_write(self._wake, 1)
+        with self._lock:
+            if self._wake >= 0:
+                os.eventfd_write(self._wake, 1)
 
     def close(self) -> None:
-        """Let `wait` return; it must not be called again afterwards."""
-        self.closed = True
-        self.wake()
+        """Let `wait` return for the last time: the thread that waits closes what it waited on."""
         with self._lock:
+            self.closed = True
             for pidfd in list(self._keys):
                 self._drop(pidfd)
+        self.wake()
+
+    def _close_eventfd(self) -> None:
+        if self._wake >= 0:
+            self._poll.unregister(self._wake)
+            os.close(self._wake)
+            self._wake = -1
 
     def _drop(self, pidfd: int) -> None:
         self._poll.unregister(pidfd)
