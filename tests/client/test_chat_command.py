@@ -1,4 +1,4 @@
-"""`omni chat` and the requests that `omni quickstart` prints, as a user runs them."""
+"""`omni chat`, as a user runs it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from omni_python.commands.demonstration import PHOTO, QUESTION, examples
+from omni_python.commands.demonstration import PHOTO, QUESTION
 from omni_python.commands.printing import without_controls
 from omni_python.serve.triton_server import TritonServer
 from tests.e2e import metrics
@@ -138,14 +138,6 @@ def test_interrupt_cancels_the_answer_and_not_the_conversation(noop_server: Trit
         assert terminal.process.wait(10) == 0
     finally:
         terminal.close()
-
-
-def test_requests_of_quickstart_can_be_pasted(noop_server: TritonServer) -> None:
-    script = examples(noop_server.http_url, noop_server.grpc_url, "noop_forward").partition("\n")[2]
-    result = subprocess.run(["bash", "-e"], input=script, capture_output=True, text=True, timeout=60)
-    assert result.returncode == 0, result.stderr
-    assert result.stdout.count('"text_output":"{\\"chunks\\":0}"') == 1  # HTTP
-    assert result.stdout.endswith('{"chunks":0}\n{"chunks":0}\n')  # tritonclient, and omni chat
 
 
 def test_a_terminal_gets_no_control_characters() -> None:

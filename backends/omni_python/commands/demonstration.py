@@ -26,7 +26,7 @@ Try it from another terminal:
 
 # HTTP: an event for every piece of text
 curl -sN http://{http}/v2/models/{pipeline}/generate_stream -d \\
-  '{{"text_input": "Who are you?", "modalities": ["text"], "stream": true}}'
+  '{{"text_input": "Who are you?", "modalities": ["text"], "max_tokens": 64, "stream": true}}'
 
 # gRPC, with nothing but tritonclient
 {python} - <<'END'
@@ -34,13 +34,20 @@ import queue
 import numpy as np
 import tritonclient.grpc as triton
 
-text, stream = triton.InferInput("text_input", [1], "BYTES"), triton.InferInput("stream", [1], "BOOL")
-text.set_data_from_numpy(np.array([b"Who are you?"], dtype=object))
-stream.set_data_from_numpy(np.array([True]))
+def tensor(name, kind, value):
+    tensor = triton.InferInput(name, [1], kind)
+    tensor.set_data_from_numpy(np.array([value], dtype=object if kind == "BYTES" else bool))
+    return tensor
+
+inputs = [
+    tensor("text_input", "BYTES", b"Who are you?"),
+    tensor("sampling_parameters", "BYTES", b'{{"max_tokens": 64, "talker": {{"max_tokens": 256}}}}'),
+    tensor("stream", "BOOL", True),
+]
 responses = queue.Queue()
 with triton.InferenceServerClient("{grpc}") as client:
     client.start_stream(lambda result, error: responses.put((result, error)))
-    client.async_stream_infer("{pipeline}", [text, stream])
+    client.async_stream_infer("{pipeline}", inputs)
     while True:
         result, error = responses.get()
         if error:
@@ -56,7 +63,7 @@ END
 
 # The command line client; without a question it holds a conversation
 {omni} chat "What colour is the house?" --url {grpc}{pipeline_option} \\
-  --image {photo}
+  --image {photo} --max-tokens 64
 """
 
 
