@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Sequence
 from typing import Any
-
-import numpy as np
-import triton_python_backend_utils as pb_utils
 
 from omni_python.glue.bls import call_stage
 from omni_python.glue.metrics import MetricsWriter, Sample
@@ -17,7 +15,9 @@ from omni_python.glue.response import TritonSink, send_error
 from omni_python.pipeline.build import pipeline_spec, pool_bytes
 from omni_python.pipeline.coordinator import Coordinator
 from omni_python.proto.errors import OmniError
-from omni_python.proto.tensors import INPUTS
+
+
+log = logging.getLogger(__name__)
 
 
 class Orchestrator:
@@ -34,13 +34,16 @@ class Orchestrator:
         for request in requests:
             sender = request.get_response_sender()
             try:
-                parsed = parse_request(_tensors(request), json.loads(request.parameters() or "{}"))
+                tensors = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
+                parsed = parse_request(tensors, json.loads(request.parameters() or "{}"))
                 sink = TritonSink(sender, parsed)
                 if parsed.request.stream:
                     sink.announce()
                 self._coordinator.submit(parsed.request, sink)
-            except OmniError as error:
-                send_error(sender, error)
+            except Exception as error:
+                if not isinstance(error, OmniError):
+                    log.exception("a request could not be read")
+                send_error(sender, OmniError.of(error))
 
     def finalize(self) -> None:
         self._metrics.stop()
@@ -54,12 +57,3 @@ class Orchestrator:
             Sample("omni_relay_slots_in_use", held["relay_slots"], {"process": "orchestrator"}),
             *(Sample("omni_requests_total", n, {"state": state.value}) for state, n in coordinator.finished.items()),
         ]
-
-
-def _tensors(request: Any) -> dict[str, np.ndarray]:
-    tensors = {}
-    for spec in INPUTS:
-        tensor = pb_utils.get_input_tensor_by_name(request, spec.name)
-        if tensor is not None:
-            tensors[spec.name] = tensor.as_numpy()
-    return tensors

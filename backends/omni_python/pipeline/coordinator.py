@@ -218,8 +218,7 @@ class Coordinator:
         except Exception as error:
             if not isinstance(error, OmniError):
                 log.error("request %s could not be submitted", request.id, exc_info=error)
-            failure = error if isinstance(error, OmniError) else OmniError(f"{type(error).__name__}: {error}")
-            self._end(request, RequestState.FAILED, failure)
+            self._end(request, RequestState.FAILED, OmniError.of(error))
         return True
 
     def _submit(self, request: _Request) -> None:

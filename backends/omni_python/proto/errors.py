@@ -27,6 +27,11 @@ class OmniError(Exception):
         """The error of `code`, as it was before it crossed the wire; unknown codes are INTERNAL."""
         return _BY_CODE.get(code, OmniError)(message)
 
+    @staticmethod
+    def of(error: BaseException) -> OmniError:
+        """Any exception as one that a client may see; what is not ours is INTERNAL and shows its type."""
+        return error if isinstance(error, OmniError) else OmniError(f"{type(error).__name__}: {error}")
+
 
 class InvalidArgument(OmniError):
     """The request itself is wrong; the message says what would be valid."""

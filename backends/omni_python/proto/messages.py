@@ -10,7 +10,7 @@ import secrets
 
 import msgspec
 
-from omni_python.proto.errors import ErrorCode, OmniError
+from omni_python.proto.errors import OmniError
 
 
 class ShmRef(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -46,10 +46,9 @@ class WireError(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
     @classmethod
     def of(cls, error: BaseException) -> WireError:
-        """Any exception; those that are not `OmniError` become INTERNAL with their type's name."""
-        if isinstance(error, OmniError):
-            return cls(int(error.code), str(error))
-        return cls(int(ErrorCode.INTERNAL), f"{type(error).__name__}: {error}")
+        """Any exception, as `OmniError.of` shows it."""
+        shown = OmniError.of(error)
+        return cls(int(shown.code), str(shown))
 
     def exception(self) -> OmniError:
         return OmniError.from_code(self.code, self.message)
