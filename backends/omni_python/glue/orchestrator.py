@@ -16,7 +16,6 @@ from omni_python.pipeline.build import pipeline_spec, pool_bytes
 from omni_python.pipeline.coordinator import Coordinator
 from omni_python.proto.errors import OmniError
 
-
 log = logging.getLogger(__name__)
 
 
