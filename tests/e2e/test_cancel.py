@@ -48,7 +48,7 @@ def test_grpc(server: TritonServer, client: OmniClient, when: str) -> None:
         wait_until(events, TextDelta)
     else:
         wait_until(events, AudioChunk)
-    events.close()  # type: ignore[attr-defined]
+    events.close()
     assert_freed(server, time.monotonic())
     assert aborted(server) == before + 1
 
@@ -86,7 +86,7 @@ def test_two_hundred_random_cancellations_leave_nothing(server: TritonServer, cl
             streams.append(events)
         time.sleep(rng.random() * 0.15)
         for events in streams:
-            events.close()  # type: ignore[attr-defined]
+            events.close()
     metrics.wait_empty(server, PIPELINE)
     assert aborted(server) == before + 200
     assert client.chat("Still there?", sampling={"max_tokens": 3}).text
