@@ -53,11 +53,12 @@ def test_nothing_is_lost_between_threads() -> None:
         while (item := fair.get()) is not None:
             taken.append(item)
 
+    def write(writer: int) -> None:
+        for number in range(500):
+            fair.put(message(f"{writer}-{number % 7}", number))
+
     readers = [threading.Thread(target=read) for _ in range(3)]
-    writers = [
-        threading.Thread(target=lambda w=w: [fair.put(message(f"{w}-{n % 7}", n)) for n in range(500)])
-        for w in range(3)
-    ]
+    writers = [threading.Thread(target=write, args=(writer,)) for writer in range(3)]
     for thread in readers + writers:
         thread.start()
     for thread in writers:

@@ -1,7 +1,8 @@
 """The Qwen3-Omni pipelines' declarations.
 
-preprocessing -> [image_encoder, audio_encoder, mm_aggregate]; encoders -> mm_aggregate -> thinker -> [decode, talker_ar];
-talker_ar -> code2wav. The thinker streams tokens to decode and talker_ar, the talker streams codec frames to code2wav.
+preprocessing -> [image_encoder, audio_encoder, mm_aggregate]; encoders -> mm_aggregate -> thinker;
+thinker -> [decode, talker_ar]; talker_ar -> code2wav. The thinker streams tokens to decode and talker_ar, the talker
+streams codec frames to code2wav.
 """
 
 from __future__ import annotations

@@ -17,7 +17,8 @@ from omni_python.scheduling.sampling import SamplingParams
 class VisionInput(Payload):
     """Patches of all images and videos of one request, in the order in which they stand in the prompt.
 
-    `*_pixels` float32 [patches, channels * temporal_patch * patch * patch]; `*_grids` int64 [n, 3] of (t, h, w) in patches.
+    `*_pixels` float32 [patches, channels * temporal_patch * patch * patch]; `*_grids` int64 [n, 3] of
+    (t, h, w) in patches.
     """
 
     image_pixels: torch.Tensor | None = None
@@ -27,7 +28,7 @@ class VisionInput(Payload):
 
 
 class AudioInput(Payload):
-    """Log-mel features: float32 [mel_bins, frames of all clips concatenated]; `lengths` int64 [clips], frames of each."""
+    """Log-mel features, float32 [mel_bins, frames of all clips one after the other]; `lengths` int64 [clips]."""
 
     features: torch.Tensor
     lengths: torch.Tensor
@@ -69,7 +70,7 @@ class Preprocessed(Payload):
 
 
 class VisionEmbeds(Payload):
-    """Vision features, float32 [tokens, H], images and videos apart; `*_deepstack` has one such tensor per tapped layer."""
+    """Vision features, float32 [tokens, H], images and videos apart; `*_deepstack` has one for each tapped layer."""
 
     image: torch.Tensor | None = None
     video: torch.Tensor | None = None
