@@ -44,8 +44,8 @@ class _Media:
 class Preprocessor:
     """The preprocessing stage of Qwen3-Omni.
 
-    `speech` tells whether the pipeline has the speech stages. What a client asks wrongly raises `InvalidArgument`, which
-    says what would be valid.
+    `speech` tells whether the pipeline has the speech stages. What a client asks wrongly raises `InvalidArgument`,
+    which says what would be valid.
     """
 
     def __init__(self, model_path: str | Path, speech: bool) -> None:
