@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -46,19 +46,23 @@ def read_tensors(
     """Every tensor whose name starts with `prefix`, by its name without the prefix.
 
     `prefix` is as written in the checkpoint, for example "thinker.audio_tower."; "" reads all. Tensors are put on
-    `device`, and cast to `dtype` where one is given. Raises `CheckpointError` where there is no such tensor.
+    `device`, and cast to `dtype` where one is given; on "meta" they have shape and `dtype` alone, and no data is
+    read. Raises `CheckpointError` where there is no such tensor.
     """
     found: dict[str, torch.Tensor] = {}
     for path, names in _tensor_files(_directory(directory)).items():
         wanted = None if names is None else [name for name in names if name.startswith(prefix)]
         if wanted == []:
             continue
-        with _open(path, device) as file:
+        with _open(path, "cpu" if device == "meta" else device) as file:
             stored = set(file.keys())
             for name in sorted(n for n in stored if n.startswith(prefix)) if wanted is None else wanted:
                 if name not in stored:
                     raise CheckpointError(f"{path} has no tensor {name!r}, though the index says so")
-                tensor = file.get_tensor(name)
+                if device == "meta":
+                    tensor = torch.empty(file.get_slice(name).get_shape(), dtype=dtype, device=device)
+                else:
+                    tensor = file.get_tensor(name)
                 found[name.removeprefix(prefix)] = tensor if dtype is None else tensor.to(dtype)
     if not found:
         raise CheckpointError(f"checkpoint {str(directory)!r} has no tensor whose name starts with {prefix!r}")
@@ -71,12 +75,13 @@ def checkpoint_hash(directory: str | Path) -> str:
     It does not depend on how the tensors are laid out in files. Reads one tensor at a time.
     """
     digest = hashlib.sha256()
-    where = {name: path for path in _tensor_files(_directory(directory)) for name in _names(path)}
-    for name, path in sorted(where.items()):
-        with _open(path, "cpu") as file:
-            tensor = file.get_tensor(name)
-        digest.update(f"{name}|{str(tensor.dtype).removeprefix('torch.')}|{list(tensor.shape)}|".encode())
-        digest.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    with ExitStack() as opened:
+        files = [opened.enter_context(_open(path, "cpu")) for path in _tensor_files(_directory(directory))]
+        where = {name: file for file in files for name in sorted(file.keys())}
+        for name in sorted(where):
+            tensor = where[name].get_tensor(name)
+            digest.update(f"{name}|{str(tensor.dtype).removeprefix('torch.')}|{list(tensor.shape)}|".encode())
+            digest.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
 
 
@@ -103,11 +108,6 @@ def _tensor_files(directory: Path) -> dict[Path, list[str] | None]:
     if single.exists():
         return {single: None}
     raise CheckpointError(f"checkpoint {str(directory)!r} has neither {single.name} nor {index.name}")
-
-
-def _names(path: Path) -> Iterator[str]:
-    with _open(path, "cpu") as file:
-        yield from file.keys()
 
 
 def _open(path: Path, device: str) -> Any:

@@ -58,36 +58,40 @@ def decoder_config(text: Any) -> DecoderConfig:
     )
 
 
-def fuse_experts(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The same tensors with each layer's experts in two (`gate_up_proj`, `down_proj`), as `Experts` has them.
+def fuse_experts(tensors: dict[str, torch.Tensor]) -> None:
+    """Replace each layer's experts in `tensors` by two tensors (`gate_up_proj`, `down_proj`), as `Experts` has them.
 
-    Published checkpoints hold three matrices an expert; those that newer transformers write are fused already.
+    Published checkpoints hold three matrices an expert; those that newer transformers write are fused already. In place
+    and layer by layer, for a GPU that can hold the model cannot hold its experts twice.
     """
-    fused: dict[str, torch.Tensor] = {}
-    apart: dict[str, dict[str, dict[int, torch.Tensor]]] = {}
-    for name, tensor in tensors.items():
+    apart: dict[str, dict[str, dict[int, str]]] = {}
+    for name in tensors:
         if match := _EXPERT.fullmatch(name):
             stem, expert, part = match.groups()
-            apart.setdefault(stem, {}).setdefault(part, {})[int(expert)] = tensor
-        else:
-            fused[name] = tensor
+            apart.setdefault(stem, {}).setdefault(part, {})[int(expert)] = name
     for stem, parts in apart.items():
-        gate, up, down = (_in_order(stem, part, parts.get(part, {})) for part in ("gate_proj", "up_proj", "down_proj"))
-        fused[f"{stem}gate_up_proj"] = torch.cat((torch.stack(gate), torch.stack(up)), dim=1)
-        fused[f"{stem}down_proj"] = torch.stack(down)
-    return fused
+        gate, up, down = (
+            torch.stack([tensors.pop(name) for name in _in_order(stem, part, parts.get(part, {}))])
+            for part in ("gate_proj", "up_proj", "down_proj")
+        )
+        tensors[f"{stem}gate_up_proj"] = torch.cat((gate, up), dim=1)
+        tensors[f"{stem}down_proj"] = down
 
 
 def fill(module: M, tensors: dict[str, torch.Tensor], what: str) -> M:
-    """`module`, built on the meta device, with `tensors` as its weights; raises `CheckpointError` where they differ."""
+    """`module`, built on the meta device, with `tensors` as its weights; raises `CheckpointError` where they differ.
+
+    `tensors` is used up.
+    """
+    fuse_experts(tensors)
     try:
-        module.load_state_dict(fuse_experts(tensors), strict=True, assign=True)
+        module.load_state_dict(tensors, strict=True, assign=True)
     except RuntimeError as error:
         raise CheckpointError(f"the weights of the {what} do not fit its config: {error}") from error
     return module.eval().requires_grad_(False)
 
 
-def _in_order(stem: str, part: str, experts: dict[int, torch.Tensor]) -> list[torch.Tensor]:
+def _in_order(stem: str, part: str, experts: dict[int, str]) -> list[str]:
     missing = sorted(set(range(max(experts, default=0) + 1)) - set(experts))
     if missing:
         raise CheckpointError(f"the checkpoint has no {stem}{missing[0]}.{part}.weight")
