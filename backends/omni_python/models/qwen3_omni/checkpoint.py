@@ -99,12 +99,10 @@ def _tensor_files(directory: Path) -> dict[Path, list[str] | None]:
     index = directory / "model.safetensors.index.json"
     single = directory / "model.safetensors"
     if index.exists():
-        files: dict[Path, list[str] | None] = {}
+        files: dict[str, list[str]] = {}
         for name, file in sorted(load_json(directory, index.name).get("weight_map", {}).items()):
-            names = files.setdefault(directory / file, [])
-            assert names is not None
-            names.append(name)
-        return files
+            files.setdefault(file, []).append(name)
+        return {directory / file: names for file, names in files.items()}
     if single.exists():
         return {single: None}
     raise CheckpointError(f"checkpoint {str(directory)!r} has neither {single.name} nor {index.name}")
