@@ -37,7 +37,8 @@ def wait_empty(server: TritonServer, pipeline: str, timeout: float = 5.0) -> Non
         elif time.monotonic() - empty_since > 0.6:
             return
         time.sleep(0.05)
-    assert held(server, pipeline) == {}, "something is still held"
+    left = held(server, pipeline)
+    assert not left, f"still held: {left}"
 
 
 def _samples(server: TritonServer) -> list[tuple[str, dict[str, str], float]]:

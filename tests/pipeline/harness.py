@@ -15,7 +15,8 @@ import msgspec
 from omni_python.config.schema import PipelineConfig
 from omni_python.config.topology import resolve_topology
 from omni_python.pipeline.build import build_stages, pipeline_spec
-from omni_python.pipeline.coordinator import Coordinator, Limits
+from omni_python.pipeline.coordinator import Coordinator
+from omni_python.pipeline.spec import Limits
 from omni_python.pipeline.stage_process import StageProcess
 from omni_python.proto.errors import OmniError
 from omni_python.proto.messages import SubmitMessage, decode_message
@@ -110,7 +111,7 @@ def running(config: PipelineConfig, directory: Path, limits: Limits | None = Non
         assert isinstance(submitted, SubmitMessage)
         return msgspec.msgpack.encode(entry.submit(submitted))
 
-    coordinator = Coordinator(pipeline_spec(config), directory, POOL, bls, limits)
+    coordinator = Coordinator(pipeline_spec(config), directory, POOL, bls, limits=limits)
     for process in processes.values():
         process.start()
     coordinator.start()

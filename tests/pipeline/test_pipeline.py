@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from omni_python.models.noop.config import NoopForwardPipelineConfig, NoopLinePipelineConfig, NoopStreamPipelineConfig
-from omni_python.pipeline.coordinator import Limits, RequestState
+from omni_python.pipeline.coordinator import RequestState
+from omni_python.pipeline.spec import Limits
 from omni_python.proto.errors import Cancelled, DeadlineExceeded, InvalidArgument, OmniError, Unavailable
 from omni_python.proto.payload import TextOutput
 from tests.pipeline.harness import Pipeline, Sink, request, running

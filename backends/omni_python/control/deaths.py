@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import select
+import signal
 import threading
 from contextlib import suppress
 
@@ -37,6 +38,13 @@ class DeathWatch:
         with self._lock:
             for pidfd in [pidfd for pidfd, watched in self._keys.items() if watched == key]:
                 self._drop(pidfd)
+
+    def kill(self, key: int) -> None:
+        """Kill a watched process that no longer answers; its death is then reported like any other."""
+        with self._lock:
+            for pidfd, watched in self._keys.items():
+                if watched == key:
+                    signal.pidfd_send_signal(pidfd, signal.SIGKILL)
 
     def wait(self, timeout: float) -> list[int]:
         """The keys of those that died; empty after `timeout` seconds, at `close`, and sometimes early."""

@@ -10,6 +10,7 @@ from typing import Any
 from omni_python.glue.bls import call_stage
 from omni_python.glue.metrics import MetricsWriter, Sample
 from omni_python.glue.model import ModelContext
+from omni_python.glue.recovery import ModelReloader
 from omni_python.glue.request import parse_request
 from omni_python.glue.response import TritonSink, send_error
 from omni_python.pipeline.build import pipeline_spec, pool_bytes
@@ -24,7 +25,11 @@ class Orchestrator:
 
     def __init__(self, context: ModelContext) -> None:
         spec = pipeline_spec(context.config)
-        self._coordinator = Coordinator(spec, context.directory, pool_bytes(context.config), call_stage)
+        self._reloader = ModelReloader(spec.models, lambda process, why: self._coordinator.give_up(process, why))
+        self._coordinator = Coordinator(
+            spec, context.directory, pool_bytes(context.config), call_stage, self._reloader.recover
+        )
+        self._reloader.start()
         self._coordinator.start()
         self._metrics = MetricsWriter(spec.name, self._samples)
         self._metrics.start()
@@ -46,6 +51,7 @@ class Orchestrator:
 
     def finalize(self) -> None:
         self._metrics.stop()
+        self._reloader.stop()
         self._coordinator.stop()
 
     def _samples(self) -> list[Sample]:

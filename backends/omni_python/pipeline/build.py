@@ -7,8 +7,8 @@ from typing import Any
 
 from omni_python.config.resolve import apply_env_defaults, factory_kwargs, resolve_dotted, resolved_model_path
 from omni_python.config.schema import PipelineConfig, RelayConfig, StageConfig
-from omni_python.config.topology import resolve_topology
-from omni_python.pipeline.coordinator import PipelineSpec
+from omni_python.config.topology import Topology, resolve_topology
+from omni_python.pipeline.spec import PipelineSpec
 from omni_python.pipeline.stage import StageSpec
 from omni_python.proto.errors import OmniError
 from omni_python.scheduling.base import Scheduler
@@ -20,11 +20,23 @@ def pipeline_spec(config: PipelineConfig) -> PipelineSpec:
     return PipelineSpec(
         name=topology.pipeline,
         entry_stage=topology.entry_stage,
-        entry_model=topology.group_of(topology.entry_stage).triton_model,
-        terminals=topology.terminal_stages,
-        stages_by_process={group.name: group.stages for group in topology.groups},
+        models={group.name: group.triton_model for group in topology.groups},
+        stages={group.name: group.stages for group in topology.groups},
+        feeders={terminal: _feeders(topology, terminal) for terminal in topology.terminal_stages},
         terminal_stages_fn=_function(config.terminal_stages_fn, "terminal_stages_fn"),
     )
+
+
+def _feeders(topology: Topology, stage: str) -> frozenset[str]:
+    """The stage and everything upstream of it."""
+    found = {stage}
+    waiting = [stage]
+    while waiting:
+        for edge in topology.edges_to(waiting.pop()):
+            if edge.source not in found:
+                found.add(edge.source)
+                waiting.append(edge.source)
+    return frozenset(found)
 
 
 def build_stages(config: PipelineConfig, process: str, repository: Path) -> list[tuple[StageSpec, Scheduler]]:

@@ -5,19 +5,20 @@ from __future__ import annotations
 import enum
 import itertools
 import logging
-import queue
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
 
 from omni_python.control.deaths import DeathWatch
 from omni_python.control.directory import leave_directory, remove_leftovers
+from omni_python.pipeline.answers import AnswerThreads, ResponseSink
 from omni_python.pipeline.endpoint import Endpoint
 from omni_python.pipeline.registry import Registry
+from omni_python.pipeline.spec import Limits, PipelineSpec
 from omni_python.pipeline.stage_process import coordinator_address
+from omni_python.pipeline.submission import SubmitThreads
 from omni_python.proto.errors import Cancelled, DeadlineExceeded, OmniError, Unavailable
 from omni_python.proto.messages import (
     AbortMessage,
@@ -50,58 +51,12 @@ class RequestState(enum.Enum):
     ABORTED = "aborted"
 
 
-class ResponseSink(Protocol):
-    """Where a request's answer goes: chunks and terminal stages' results as they come, then once `finish` or `fail`.
-
-    All but `is_cancelled` are called on one thread, in order.
-    """
-
-    def chunk(self, payload: Payload) -> None: ...
-    def result(self, stage: str, payload: Payload) -> None: ...
-    def finish(self) -> None: ...
-    def fail(self, error: OmniError) -> None: ...
-    def is_cancelled(self) -> bool: ...
-
-
-@dataclass(frozen=True)
-class PipelineSpec:
-    """What the coordinator needs to know of a pipeline."""
-
-    name: str
-    entry_stage: str
-    entry_model: str
-    """The Triton model that holds the entry stage."""
-    terminals: tuple[str, ...]
-    stages_by_process: Mapping[str, tuple[str, ...]]
-    terminal_stages_fn: Callable[[OmniRequest], Collection[str] | None] | None = None
-
-    def active_terminals(self, request: OmniRequest) -> frozenset[str]:
-        chosen = self.terminal_stages_fn(request) if self.terminal_stages_fn else None
-        if chosen is None:
-            return frozenset(self.terminals)
-        active = frozenset((chosen,) if isinstance(chosen, str) else chosen)
-        if not active or not active <= frozenset(self.terminals):
-            raise OmniError(f"terminal_stages_fn returned {sorted(active)}; it must choose from {list(self.terminals)}")
-        return active
-
-
-@dataclass(frozen=True)
-class Limits:
-    """Admission and time. `max_in_flight` requests at once; `deadline` seconds for each; `grace` seconds to wait for
-    stages that have not registered yet."""
-
-    max_in_flight: int = 256
-    deadline: float = 600.0
-    grace: float = 10.0
-    submit_threads: int = 8
-    sender_threads: int = 2
-
-
 @dataclass(slots=True)
 class _Request:
     id: str
     sink: ResponseSink
     terminals: frozenset[str]
+    processes: frozenset[str]
     deadline: float
     payload: OmniRequest | None
     state: RequestState = RequestState.PENDING
@@ -109,7 +64,8 @@ class _Request:
 
 
 class Coordinator:
-    """`bls(model, message) -> reply` submits to the entry stage's model; it blocks and is called on several threads."""
+    """`bls(model, message) -> reply` submits to the entry stage's model; it blocks and is called on several threads.
+    `recover(process)` is called when a stage process died; it returns at once."""
 
     def __init__(
         self,
@@ -117,6 +73,7 @@ class Coordinator:
         directory: Path,
         pool_bytes: int,
         bls: Callable[[str, bytes], bytes],
+        recover: Callable[[str], None] | None = None,
         limits: Limits | None = None,
     ) -> None:
         self.spec = spec
@@ -124,34 +81,26 @@ class Coordinator:
         self.finished = dict.fromkeys((RequestState.COMPLETED, RequestState.FAILED, RequestState.ABORTED), 0)
         """Requests by final state."""
         self._bls = bls
+        self._entry_model = spec.models[spec.entry_process]
+        self._recover = recover or (lambda process: None)
         self._directory = directory
         self._endpoint = Endpoint(directory, self._on_message, pool_bytes, coordinator_address(directory, spec.name))
-        self._registry = Registry(self._endpoint.epoch, spec.stages_by_process)
+        self._registry = Registry(self._endpoint.epoch, spec.stages)
         self._deaths = DeathWatch()
         self._requests: dict[str, _Request] = {}
+        self._heard: dict[int, float] = {}  # epoch -> when it last registered
+        self._given_up: dict[str, str] = {}  # process -> why it will not come back
         self._lock = threading.Lock()
         self._numbers = itertools.count(1)
-        self._to_submit: queue.SimpleQueue[_Request | None] = queue.SimpleQueue()
-        self._to_send: list[queue.SimpleQueue[Callable[[], None] | None]] = [
-            queue.SimpleQueue() for _ in range(self.limits.sender_threads)
-        ]
-        self._threads = [
-            *(
-                threading.Thread(target=self._submit_requests, name="omni-submit", daemon=True)
-                for _ in range(self.limits.submit_threads)
-            ),
-            *(
-                threading.Thread(target=self._send_answers, args=(q,), name="omni-send", daemon=True)
-                for q in self._to_send
-            ),
-        ]
+        self._submissions = SubmitThreads(self.limits.submit_threads, self._submit_safely)
+        self._answers = AnswerThreads(self.limits.sender_threads)
         self._watcher = threading.Thread(target=self._watch, name="omni-watch", daemon=True)
 
     def start(self) -> None:
         remove_leftovers(self._directory)
         self._endpoint.start()
-        for thread in self._threads:
-            thread.start()
+        self._submissions.start()
+        self._answers.start()
         self._watcher.start()
 
     def stop(self) -> None:
@@ -160,21 +109,14 @@ class Coordinator:
         self._watcher.join()
         for request in list(self._requests.values()):
             self._end(request, RequestState.FAILED, Unavailable("the server is stopping"))
-        for _ in range(self.limits.submit_threads):
-            self._to_submit.put(None)
-        for answers in self._to_send:
-            answers.put(None)
-        for thread in self._threads:
-            thread.join()
+        self._submissions.stop()
+        self._answers.stop()
         self._endpoint.stop()
         leave_directory(self._directory)
 
     def stats(self) -> dict[str, int]:
         """What is held now; all zero when no request is left."""
         return {"requests": len(self._requests), "relay_slots": self._endpoint.pool.slots_in_use}
-
-    def missing_processes(self) -> list[str]:
-        return self._registry.missing()
 
     def submit(self, request: OmniRequest, sink: ResponseSink, deadline: float | None = None) -> str:
         """Admit a request and return its id at once; everything else reaches `sink`.
@@ -189,12 +131,13 @@ class Coordinator:
                     f"{len(self._requests)} requests are in flight, which is this pipeline's limit; try again later"
                 )
             request_id = f"{self._endpoint.epoch:x}-{next(self._numbers)}"
-            record = _Request(request_id, sink, terminals, time.monotonic() + seconds, request)
+            processes = self.spec.needed_processes(terminals)
+            record = _Request(request_id, sink, terminals, processes, time.monotonic() + seconds, request)
             was_idle = not self._requests
             self._requests[request_id] = record
         if was_idle:
             self._deaths.wake()  # the watcher sleeps longer while there is nobody to watch for
-        self._to_submit.put(record)
+        self._submissions.put(record)
         return request_id
 
     def abort(self, request_id: str, error: OmniError | None = None) -> None:
@@ -203,27 +146,29 @@ class Coordinator:
         if request is not None:
             self._end(request, RequestState.ABORTED, error or Cancelled("the request was cancelled"))
 
-    # -- submit threads; each step is a call of its own, so that nothing of a request is held while waiting for the next
+    def give_up(self, process: str, why: str) -> None:
+        """A process will not come back: refuse at once what needs it, and say why."""
+        log.error("process %s: %s", process, why)
+        self._given_up[process] = why
+        for request in list(self._requests.values()):
+            if process in request.processes and request.state is RequestState.PENDING:
+                self._end(request, RequestState.FAILED, Unavailable(f"process {process} of {self.spec.name}: {why}"))
 
-    def _submit_requests(self) -> None:
-        while self._submit_next():
-            pass
+    # -- submit threads
 
-    def _submit_next(self) -> bool:
-        request = self._to_submit.get()
-        if request is None:
-            return False
+    def _submit_safely(self, request: _Request) -> None:
         try:
             self._submit(request)
         except Exception as error:
             if not isinstance(error, OmniError):
                 log.error("request %s could not be submitted", request.id, exc_info=error)
             self._end(request, RequestState.FAILED, OmniError.of(error))
-        return True
 
     def _submit(self, request: _Request) -> None:
-        if not self._registry.wait_complete(self.limits.grace):
-            missing = ", ".join(self._registry.missing()) or "none, but not all have been told of the others"
+        for process in request.processes & self._given_up.keys():
+            raise Unavailable(f"process {process} of {self.spec.name}: {self._given_up[process]}")
+        if not self._registry.wait_complete(request.processes, self.limits.grace):
+            missing = ", ".join(self._registry.missing(request.processes)) or "none, but not all know of the others"
             raise Unavailable(f"processes of pipeline {self.spec.name} that are not running: {missing}")
         payload, request.payload = request.payload, None
         if payload is None or request.state is not RequestState.PENDING:
@@ -231,7 +176,7 @@ class Coordinator:
         envelope = self._endpoint.pack(payload)
         message = SubmitMessage(self._endpoint.epoch, request.id, self.spec.entry_stage, envelope)
         try:
-            reply: SubmitReply = decode_reply(self._bls(self.spec.entry_model, encode_message(message)))
+            reply: SubmitReply = decode_reply(self._bls(self._entry_model, encode_message(message)))
         except Exception as error:
             self._endpoint.take_back(envelope)
             raise Unavailable(f"stage {self.spec.entry_stage} did not take the request: {error}") from error
@@ -261,7 +206,7 @@ class Coordinator:
         request = self._requests.get(message.request_id)
         payload = self._payload(request, message.epoch, message.payload)
         if request is not None and payload is not None:
-            self._queue(request, lambda: request.sink.chunk(payload))
+            self._answers.put(request.id, lambda: request.sink.chunk(payload))
 
     def _on_complete(self, message: CompleteMessage) -> None:
         request = self._requests.get(message.request_id)
@@ -276,7 +221,7 @@ class Coordinator:
             self._end(request, RequestState.FAILED, OmniError(f"unexpected result from stage {message.source}"))
             return
         request.completed.add(message.source)
-        self._queue(request, lambda: request.sink.result(message.source, payload))
+        self._answers.put(request.id, lambda: request.sink.result(message.source, payload))
         if request.completed == request.terminals:
             self._end(request, RequestState.COMPLETED)
 
@@ -296,9 +241,11 @@ class Coordinator:
         except ValueError as error:
             log.warning("refused a registration: %s", error)
             return
+        self._heard[message.epoch] = time.monotonic()
         if replaced is not None:
             self._lose(replaced, "was restarted")
         if peer is not None:
+            self._given_up.pop(peer.process, None)
             self._endpoint.connect(peer.epoch, peer.address)
             self._deaths.watch(peer.epoch, peer.pid)
             self._broadcast(self._view())
@@ -316,9 +263,20 @@ class Coordinator:
                 if peer is not None:
                     self._lose(peer, "died")
                     self._broadcast(self._view())
+                    self._recover(peer.process)
             if time.monotonic() >= next_check:
                 next_check = time.monotonic() + CANCEL_POLL
                 self._check_requests()
+                self._check_heartbeats()
+
+    def _check_heartbeats(self) -> None:
+        """A process that has not registered for long is stuck: it is killed, and then recovered like any dead one."""
+        now = time.monotonic()
+        for epoch, heard in list(self._heard.items()):
+            if now - heard > self.limits.silence:
+                log.error("a stage process has been silent for %.0f s and is killed", now - heard)
+                self._heard.pop(epoch)
+                self._deaths.kill(epoch)
 
     def _check_requests(self) -> None:
         now = time.monotonic()
@@ -332,10 +290,14 @@ class Coordinator:
         """A stage process is gone, and with it whatever part of the running requests it held."""
         stages = ", ".join(peer.stages)
         log.error("process %s (%s) %s", peer.process, stages, what)
+        self._heard.pop(peer.epoch, None)
         self._deaths.forget(peer.epoch)
         self._endpoint.forget(peer.epoch)
+        if peer.process == self.spec.entry_process:
+            self._submissions.replace()
         for request in list(self._requests.values()):
-            if request.state is RequestState.RUNNING:
+            handed_over = request.payload is None  # those that still wait may find the process restored
+            if handed_over and peer.process in request.processes:
                 self._end(request, RequestState.FAILED, Unavailable(f"process {peer.process} (stages {stages}) {what}"))
 
     # -- the end of a request
@@ -348,29 +310,10 @@ class Coordinator:
             request.state = state
             self.finished[state] += 1
         if error is None:
-            self._queue(request, request.sink.finish)
+            self._answers.put(request.id, request.sink.finish)
             return
         self._broadcast(AbortMessage(self._endpoint.epoch, request.id))
-        self._queue(request, lambda: request.sink.fail(error))
-
-    def _queue(self, request: _Request, send: Callable[[], None]) -> None:
-        """Sending can block, so it has threads of its own; a request stays with one, which keeps its order."""
-        self._to_send[hash(request.id) % len(self._to_send)].put(send)
-
-    def _send_answers(self, answers: queue.SimpleQueue[Callable[[], None] | None]) -> None:
-        while self._send_next(answers):
-            pass
-
-    @staticmethod
-    def _send_next(answers: queue.SimpleQueue[Callable[[], None] | None]) -> bool:
-        send = answers.get()
-        if send is None:
-            return False
-        try:
-            send()
-        except Exception:
-            log.exception("a response could not be sent")
-        return True
+        self._answers.put(request.id, lambda: request.sink.fail(error))
 
     # -- messages to stage processes
 

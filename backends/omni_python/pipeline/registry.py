@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from omni_python.proto.messages import Peer, RegisterMessage
 
@@ -48,6 +48,7 @@ class Registry:
                 if peer.epoch == epoch:
                     del self._peers[process]
                     self.version += 1
+                    self._changed.notify_all()
                     return peer
         return None
 
@@ -55,15 +56,15 @@ class Registry:
         with self._changed:
             return list(self._peers.values())
 
-    def missing(self) -> list[str]:
-        """Processes that have not registered."""
-        return sorted(self._expected.keys() - self._peers.keys())
+    def missing(self, processes: Collection[str]) -> list[str]:
+        """Those of `processes` that are not registered."""
+        return sorted(set(processes) - self._peers.keys())
 
-    def wait_complete(self, timeout: float) -> bool:
-        """Whether all processes are there and know of each other, waiting up to `timeout` seconds for the last."""
+    def wait_complete(self, processes: Collection[str], timeout: float) -> bool:
+        """Whether all of `processes` are there and know of each other, waiting up to `timeout` seconds for the last."""
         with self._changed:
-            return self._changed.wait_for(self._is_complete, timeout)
+            return self._changed.wait_for(lambda: self._is_complete(processes), timeout)
 
-    def _is_complete(self) -> bool:
+    def _is_complete(self, processes: Collection[str]) -> bool:
         newest = (self._epoch, self.version)
-        return not self.missing() and all(self._seen[process] == newest for process in self._peers)
+        return not self.missing(processes) and all(self._seen[process] == newest for process in processes)

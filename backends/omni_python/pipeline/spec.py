@@ -1,0 +1,55 @@
+"""What the coordinator needs to know of a pipeline, and the bounds that it keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+
+from omni_python.proto.errors import OmniError
+from omni_python.proto.request import OmniRequest
+
+
+@dataclass(frozen=True)
+class PipelineSpec:
+    """`models` maps each process to its Triton model, `stages` to the stages in it; `feeders` maps each terminal stage
+    to all stages that its result depends on, itself included."""
+
+    name: str
+    entry_stage: str
+    models: Mapping[str, str]
+    stages: Mapping[str, tuple[str, ...]]
+    feeders: Mapping[str, frozenset[str]]
+    terminal_stages_fn: Callable[[OmniRequest], Collection[str] | None] | None = None
+
+    @property
+    def entry_process(self) -> str:
+        return next(process for process, stages in self.stages.items() if self.entry_stage in stages)
+
+    def active_terminals(self, request: OmniRequest) -> frozenset[str]:
+        """The terminal stages that answer this request."""
+        chosen = self.terminal_stages_fn(request) if self.terminal_stages_fn else None
+        if chosen is None:
+            return frozenset(self.feeders)
+        active = frozenset((chosen,) if isinstance(chosen, str) else chosen)
+        if not active or not active <= self.feeders.keys():
+            raise OmniError(f"terminal_stages_fn returned {sorted(active)}; it must choose from {list(self.feeders)}")
+        return active
+
+    def needed_processes(self, terminals: Collection[str]) -> frozenset[str]:
+        """The processes that a request with these terminals may touch."""
+        needed = frozenset().union(*(self.feeders[terminal] for terminal in terminals))
+        return frozenset(process for process, stages in self.stages.items() if needed.intersection(stages))
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Admission and time: `max_in_flight` requests at once, `deadline` seconds for each, `grace` seconds to wait for
+    stage processes that are not there (yet, or again), and `silence` seconds without a heartbeat after which a process
+    counts as stuck and is killed."""
+
+    max_in_flight: int = 256
+    deadline: float = 600.0
+    grace: float = 10.0
+    silence: float = 15.0
+    submit_threads: int = 8
+    sender_threads: int = 2

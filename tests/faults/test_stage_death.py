@@ -1,0 +1,146 @@
+"""Stage processes are really killed and stopped, under load, on a real server."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+import pytest
+
+from omni_python.client import OmniClient, OmniClientError
+from omni_python.config.compile import compile_pipeline
+from omni_python.models.noop.config import NoopLinePipelineConfig
+from omni_python.serve.triton_server import ServerOptions, TritonServer
+from tests.e2e import metrics
+
+PIPELINE = "noop_line"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
+    repository = tmp_path_factory.mktemp("models")
+    compile_pipeline(NoopLinePipelineConfig(), repository)
+    with TritonServer.start(ServerOptions(model_repository=repository)) as server:
+        yield server
+
+
+def stub(server: TritonServer, process: str) -> psutil.Process:
+    """The stub process of a stage process's model."""
+    part = f"/{PIPELINE}_{process}/1/"
+    children = psutil.Process(server.process.pid).children(recursive=True)
+    alive = [child for child in children if child.status() != psutil.STATUS_ZOMBIE]
+    return next(child for child in alive if any(part in argument for argument in child.cmdline()))
+
+
+@dataclass
+class Load:
+    """Clients that ask again and again until told to stop; every request must end, one way or the other."""
+
+    server: TritonServer
+    good: int = 0
+    errors: list[str] = field(default_factory=list)
+    wrong: list[str] = field(default_factory=list)
+    longest: float = 0.0
+    stopping: threading.Event = field(default_factory=threading.Event)
+    threads: list[threading.Thread] = field(default_factory=list)
+
+    def __enter__(self) -> Load:
+        self.threads = [threading.Thread(target=self._run) for _ in range(6)]
+        for thread in self.threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.stopping.set()
+        for thread in self.threads:
+            thread.join(30)
+        assert not any(thread.is_alive() for thread in self.threads), "a request never ended"
+
+    def _run(self) -> None:
+        rng = random.Random()
+        with OmniClient(self.server.grpc_url, PIPELINE) as client:
+            while not self.stopping.is_set():
+                nbytes = rng.choice((0, 1000, 300_000))
+                start = time.monotonic()
+                try:
+                    text = client.chat("x", sampling={"nbytes": nbytes, "delay": rng.choice((0, 0.005))}).text
+                    if f'"nbytes":{nbytes},' in text:
+                        self.good += 1
+                    else:
+                        self.wrong.append(text)
+                except OmniClientError as error:
+                    self.errors.append(str(error))
+                self.longest = max(self.longest, time.monotonic() - start)
+
+
+def wait_served(server: TritonServer, seconds: float) -> float:
+    """Seconds until a request succeeds."""
+    start = time.monotonic()
+    with OmniClient(server.grpc_url, PIPELINE) as client:
+        while time.monotonic() - start < seconds:
+            try:
+                client.chat("x")
+                return time.monotonic() - start
+            except OmniClientError:
+                time.sleep(0.05)
+    raise AssertionError(f"not served again after {seconds} s")
+
+
+@pytest.mark.parametrize("process", ["a", "b", "c"])
+def test_a_killed_stage_fails_its_requests_at_once_and_comes_back(server: TritonServer, process: str) -> None:
+    before = stub(server, process)
+    with Load(server) as load:
+        time.sleep(0.5)
+        assert load.good > 5
+        before.kill()
+        wait_served(server, 5)
+        good = load.good
+        time.sleep(0.5)
+        assert load.good > good + 5
+    assert load.wrong == []
+    assert all(f"process {process}" in error or "did not take" in error for error in load.errors), set(load.errors)
+    assert load.longest < 8
+    assert stub(server, process).pid != before.pid
+    metrics.wait_empty(server, PIPELINE)
+
+
+def test_a_stopped_stage_does_not_hold_its_requests_beyond_the_silence(server: TritonServer) -> None:
+    """A process that hangs without dying is found by its missing heartbeats, killed and restarted."""
+    process = stub(server, "b")
+    with OmniClient(server.grpc_url, PIPELINE) as client:
+        process.send_signal(signal.SIGSTOP)
+        start = time.monotonic()
+        with pytest.raises(OmniClientError, match="process b"):
+            client.chat("x")
+        assert 5 < time.monotonic() - start < 25
+    wait_served(server, 10)
+    assert not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    metrics.wait_empty(server, PIPELINE)
+
+
+def test_a_crash_loop_is_given_up_with_its_reason(tmp_path: Path) -> None:
+    compile_pipeline(NoopLinePipelineConfig(), tmp_path)
+    with (
+        TritonServer.start(ServerOptions(model_repository=tmp_path)) as server,
+        OmniClient(server.grpc_url, PIPELINE) as client,
+    ):
+        for _ in range(5):
+            os.kill(stub(server, "b").pid, signal.SIGKILL)
+            wait_served(server, 15)
+        os.kill(stub(server, "b").pid, signal.SIGKILL)
+        deadline = time.monotonic() + 10
+        message = ""
+        while "not restarted again" not in message and time.monotonic() < deadline:
+            start = time.monotonic()
+            with pytest.raises(OmniClientError) as failed:
+                client.chat("x")
+            message = str(failed.value)
+        assert "process b of noop_line: it died 6 times within 300 s and is not restarted again" in message
+        assert time.monotonic() - start < 1
