@@ -18,6 +18,8 @@ from omni_python.proto.errors import OmniError
 from omni_python.scheduling.base import IncomingMessage, OutgoingMessage
 from omni_python.scheduling.sampler import TokenSampler, sample_tokens
 
+NOT_A_NUMBER = "the model's output is not a number; its weights or this request's inputs are broken"
+
 
 @dataclass(kw_only=True, eq=False)
 class ARRequest:
@@ -93,6 +95,9 @@ class ARModelRunner(abc.ABC, Generic[R]):
     def take_done(self, row: R) -> None:
         """The stream into the stage is over. May set `finish_reason`: the request then ends without a further step."""
 
+    def release(self, row: R) -> None:
+        """The request is over, or dropped: free what the runner itself holds of it."""
+
     def is_ready(self, row: R) -> bool:
         """Whether the row's next input is there."""
         return True
@@ -134,26 +139,27 @@ class ARModelRunner(abc.ABC, Generic[R]):
         batch = self._batch(rows)
         if batch is None:
             return
-        hidden, logits = self.forward(batch)
+        self.advance(batch.rows, *self.forward(batch))
+
+    def advance(self, rows: Sequence[R], hidden: torch.Tensor, logits: torch.Tensor) -> None:
+        """Choose each row's next token by `logits` [rows, V], and call the hooks that follow it."""
         logits = logits.float()
-        tokens = sample_tokens(logits, [row.sampler for row in batch.rows], self.suppressed(batch.rows))
+        tokens = sample_tokens(logits, [row.sampler for row in rows], self.suppressed(rows))
         valid = logits.amax(dim=-1).isfinite()
         going_on = []
         for index, (token, ok) in enumerate(torch.stack((tokens, valid.long()), dim=1).tolist()):
-            row = batch.rows[index]
+            row = rows[index]
             if not ok:
-                row.error = OmniError(
-                    "the model's output is not a number; its weights or this request's inputs are broken"
-                )
+                row.error = OmniError(NOT_A_NUMBER)
                 continue
-            row.computed = row.computed + 1 if index < batch.decoding else row.prompt_len
+            row.computed = row.prompt_len + len(row.generated)
             row.generated.append(token)
             row.finish_reason = self.why_finished(row)
             if row.finish_reason is None:
                 going_on.append(index)
         if going_on:
-            chosen = hidden if len(going_on) == len(batch.rows) else hidden[going_on]
-            self.after_sampling([batch.rows[index] for index in going_on], chosen)
+            chosen = hidden if len(going_on) == len(rows) else hidden[going_on]
+            self.after_sampling([rows[index] for index in going_on], chosen)
 
     def _batch(self, rows: Sequence[R]) -> ForwardBatch[R] | None:
         decoding = [row for row in rows if row.computed]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
 
@@ -14,11 +14,16 @@ from omni_python.models.qwen3_omni.detokenizer import TokenBytes, load_tokenizer
 from omni_python.models.qwen3_omni.talker import load_talker
 from omni_python.models.qwen3_omni.talker_prompt import TalkerTokens
 from omni_python.models.qwen3_omni.talker_runner import TalkerModelRunner
-from omni_python.models.qwen3_omni.thinker import load_thinker
+from omni_python.models.qwen3_omni.thinker import Thinker, load_thinker
 from omni_python.models.qwen3_omni.thinker_runner import MediaTokens, ThinkerModelRunner
 from omni_python.models.qwen3_omni.weights import model_config
+from omni_python.proto.errors import InvalidArgument
+from omni_python.scheduling.base import Scheduler
 from omni_python.scheduling.code2wav import Code2WavScheduler
 from omni_python.scheduling.torch_scheduler import TorchScheduler
+
+Engine = Literal["torch", "sglang"]
+"""What runs an autoregressive stage: `TorchScheduler`, or `OmniScheduler` with the `sglang` extra installed."""
 
 
 def create_thinker(
@@ -29,20 +34,28 @@ def create_thinker(
     prefill_tokens: int = 8192,
     decode_stage: str = "decode",
     talker_stage: str | None = "talker_ar",
-) -> TorchScheduler[Any]:
+    engine: Engine = "torch",
+) -> Scheduler:
     """`talker_stage` None for a pipeline that answers in text alone."""
     config = model_config(model_path)
-    thinker = config.thinker_config
-    runner = ThinkerModelRunner(
-        load_thinker(model_path, config, *_placement(gpu_id)),
-        MediaTokens(thinker.image_token_id, thinker.video_token_id, thinker.audio_token_id),
-        eos_ids(model_path, config),
-        config.talker_config.accept_hidden_layer,
-        TokenBytes(load_tokenizer(model_path)),
-        decode_stage,
-        talker_stage,
-    )
-    return TorchScheduler(runner, max_running, kv_tokens, prefill_tokens, name="thinker")
+    thinker_config = config.thinker_config
+    media = MediaTokens(thinker_config.image_token_id, thinker_config.video_token_id, thinker_config.audio_token_id)
+
+    def runner(thinker: Thinker) -> ThinkerModelRunner:
+        ends = eos_ids(model_path, config)
+        accept_layer = config.talker_config.accept_hidden_layer
+        texts = TokenBytes(load_tokenizer(model_path))
+        return ThinkerModelRunner(thinker, media, ends, accept_layer, texts, decode_stage, talker_stage)
+
+    if _is_sglang(engine):
+        from omni_python.models.qwen3_omni import sglang_thinker
+
+        sizes = (max_running, kv_tokens, prefill_tokens)
+        return sglang_thinker.thinker_scheduler(
+            model_path, config, gpu_id, sizes, media, runner, talker_stage is not None
+        )
+    thinker = load_thinker(model_path, config, *_placement(gpu_id))
+    return TorchScheduler(runner(thinker), max_running, kv_tokens, prefill_tokens, name="thinker")
 
 
 def create_talker(
@@ -83,6 +96,12 @@ def eos_ids(model_path: str | Path, config: Any) -> list[int]:
         return [config.im_end_token_id]
     given = load_json(model_path, "generation_config.json").get("eos_token_id", config.im_end_token_id)
     return list(given) if isinstance(given, list) else [given]
+
+
+def _is_sglang(engine: str) -> bool:
+    if engine not in get_args(Engine):
+        raise InvalidArgument(f"engine {engine!r} is not known; valid: {', '.join(get_args(Engine))}")
+    return engine == "sglang"
 
 
 def _placement(gpu_id: int | None) -> tuple[torch.dtype, str]:

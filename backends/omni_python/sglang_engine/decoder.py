@@ -1,0 +1,153 @@
+"""A mixture-of-experts decoder on SGLang's layers, whose inputs may be embeddings.
+
+Import it after `cpu_kernels.prepare`.
+
+It serves every stack with Qwen3's attention: without a shared expert the thinker's, with one the talker's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from sglang.srt.distributed import get_pp_group
+from sglang.srt.layers.logits_processor import LogitsProcessor
+from sglang.srt.layers.vocab_parallel_embedding import ParallelLMHead
+from sglang.srt.models.qwen2_moe import Qwen2MoeSparseMoeBlock
+from sglang.srt.models.qwen3_moe import Qwen3MoeDecoderLayer, Qwen3MoeForCausalLM
+from sglang.srt.models.qwen3_vl_moe import Qwen3MoeLLMModel
+from torch import nn
+
+from omni_python.model_runner.base import PromptInput
+from omni_python.proto.errors import OmniError
+
+SPARE_ROWS = 64
+"""CUDA graphs are captured for round batch sizes, so buffers need more rows than there are requests."""
+
+
+@dataclass(slots=True, frozen=True)
+class PromptSlice:
+    """`tokens` of a prompt from its place `start` on, at the place `at` of the flattened batch."""
+
+    prompt: PromptInput
+    start: int
+    at: int
+    tokens: int
+
+
+class SharedExpertLayer(Qwen3MoeDecoderLayer):
+    def __init__(self, config: Any, layer_id: int, **kwargs: Any) -> None:
+        super().__init__(config=config, layer_id=layer_id, **kwargs)
+        self.mlp: nn.Module
+        del self.mlp  # frees its memory before the other one is made
+        self.mlp = Qwen2MoeSparseMoeBlock(layer_id, config)
+
+
+class OmniDecoder(Qwen3MoeForCausalLM):
+    """Before a step with prompts its owner sets `slices`; with `omni_feedback` before every other one `inputs`.
+
+    Of the config beside Hugging Face's names: `omni_weights`, prefixes of the checkpoint's names and what they become
+    here; `omni_deepstack` layers with deepstack features; `omni_tap`, the hidden state kept for every slot of the KV
+    cache (counted as in `layers.decoder.Decoder`), or None; `omni_slots`; `omni_rows`; `omni_feedback`.
+    """
+
+    slices: list[PromptSlice]
+    last_hidden: torch.Tensor
+    """[rows, H], each row's normed output at its last token."""
+
+    def __init__(self, config: Any, quant_config: Any = None, prefix: str = "") -> None:
+        nn.Module.__init__(self)
+        self.config = config
+        self.quant_config = quant_config
+        self.pp_group = get_pp_group()
+        layer = SharedExpertLayer if config.shared_expert_intermediate_size else Qwen3MoeDecoderLayer
+        self.model = Qwen3MoeLLMModel(config=config, quant_config=quant_config, decoder_layer_type=layer)
+        self.model.deepstack_embed_to_decoder_layer = range(config.omni_deepstack)
+        self.lm_head = ParallelLMHead(config.vocab_size, config.hidden_size, quant_config=quant_config)
+        self.logits_processor = LogitsProcessor(config)
+        rows, hidden = config.omni_rows + SPARE_ROWS, config.hidden_size
+        self.slices = []
+        self.inputs = torch.zeros(rows, hidden) if config.omni_feedback else None
+        self.last_hidden = torch.zeros(rows, hidden)
+        self.tapped = None if config.omni_tap is None else torch.zeros(config.omni_slots, hidden)
+
+    @torch.no_grad()
+    def forward(self, input_ids: torch.Tensor, positions: torch.Tensor, forward_batch: Any, **_: Any) -> Any:
+        if forward_batch.mrope_positions is not None:
+            positions = forward_batch.mrope_positions
+        if forward_batch.forward_mode.is_extend():
+            hidden = self._prompts(input_ids, positions, forward_batch)
+            lengths = forward_batch.extend_seq_lens
+            last = hidden[torch.cumsum(lengths, dim=0) - 1]
+        else:
+            embeds = None if self.inputs is None else self.inputs[: len(input_ids)]
+            self.model.layers_to_capture = []
+            hidden = last = self.model(input_ids, positions, forward_batch, embeds)
+        self.last_hidden[: len(last)].copy_(last)
+        return self.logits_processor(input_ids, hidden, self.lm_head, forward_batch)
+
+    def _prompts(self, input_ids: torch.Tensor, positions: torch.Tensor, forward_batch: Any) -> torch.Tensor:
+        # Ids beyond the vocabulary stand for media, whose embeddings come with the prompt.
+        embeds = self.model.embed_tokens(input_ids.clamp(max=self.config.vocab_size - 1))
+        for part in self.slices:
+            embeds[part.at : part.at + part.tokens] = part.prompt.embeds[part.start : part.start + part.tokens]
+        tap, layers = self.config.omni_tap, self.config.num_hidden_layers
+        self.model.layers_to_capture = [] if tap is None or tap == layers else [tap]
+        deepstack = self._deepstack(embeds)
+        hidden = self.model(input_ids, positions, forward_batch, embeds, input_deepstack_embeds=deepstack)
+        tapped = hidden
+        if self.model.layers_to_capture:
+            hidden, (tapped,) = hidden
+        if self.tapped is not None:
+            self.tapped[forward_batch.out_cache_loc] = tapped
+        return hidden
+
+    def _deepstack(self, embeds: torch.Tensor) -> torch.Tensor | None:
+        """[tokens, layers * H], the layers' features side by side; None where no token of the batch has any."""
+        joined: torch.Tensor | None = None
+        for part in self.slices:
+            features = part.prompt.deepstack
+            if features is None:
+                continue
+            places = features.tokens - part.start
+            chosen = (places >= 0) & (places < part.tokens)
+            if joined is None:
+                joined = embeds.new_zeros(len(embeds), self.config.omni_deepstack * embeds.shape[1])
+            joined[places[chosen] + part.at] = torch.cat([layer[chosen] for layer in features.layers], dim=1)
+        return joined
+
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]], is_mtp: bool = False) -> None:
+        for parameter in self.parameters():
+            parameter.data.fill_(torch.nan)
+        super().load_weights(self._renamed(weights))
+        if self.config.tie_word_embeddings:
+            self.lm_head.weight.data.copy_(self.model.embed_tokens.weight.data)
+        # SGLang skips what it does not find, and weights that nobody loaded are no error there.
+        missing = [name for name, parameter in self.named_parameters() if parameter.isnan().any()]
+        if missing:
+            raise OmniError(f"the checkpoint has no weights, or broken ones, for {', '.join(missing)}")
+
+    def _renamed(self, weights: Iterable[tuple[str, torch.Tensor]]) -> Iterable[tuple[str, torch.Tensor]]:
+        prefixes: Mapping[str, str] = self.config.omni_weights
+        for name, tensor in weights:
+            for given, own in prefixes.items():
+                if name.startswith(given):
+                    yield from _apart(own + name.removeprefix(given), tensor)
+                    break
+
+
+def _apart(name: str, tensor: torch.Tensor) -> Iterable[tuple[str, torch.Tensor]]:
+    """The experts of a layer one by one, as published checkpoints have them, where newer transformers fused them."""
+    stem, _, leaf = name.rpartition(".")
+    if not stem.endswith(".experts"):
+        yield name, tensor
+        return
+    for index, expert in enumerate(tensor):
+        if leaf == "gate_up_proj":
+            gate, up = expert.chunk(2)
+            yield f"{stem}.{index}.gate_proj.weight", gate
+            yield f"{stem}.{index}.up_proj.weight", up
+        else:
+            yield f"{stem}.{index}.{leaf}.weight", expert

@@ -1,0 +1,449 @@
+"""A real SGLang `Scheduler` inside this process: the one module that knows how it is driven.
+
+SGLang decides who runs (batches, paged KV cache, radix cache, chunked and mixed prefill, retraction) and runs the
+forward pass. Its sockets, tokenizer and sampler are not used: requests come by `add`, tokens are chosen by the owner.
+SGLang keeps much of its state in its modules, so a process can hold one engine at a time.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.metadata
+import json
+import logging
+import os
+import tempfile
+import warnings
+from array import array
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from omni_python.model_runner.base import PromptInput
+from omni_python.proto.errors import OmniError
+from omni_python.sglang_engine import cpu_kernels
+
+logger = logging.getLogger(__name__)
+
+SUPPORTED = ("0.5.17",)
+"""Versions of sglang that this module was written for and tested with."""
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """`text_config` describes the decoder in Hugging Face's names; `weights` maps prefixes of the checkpoint's names
+    to "model." (layers, norm and `embed_tokens`) and "lm_head.". `gpu_id` None is the CPU.
+
+    `tap`: the hidden state to keep for every token in the cache, counted as in `layers.decoder.Decoder`. `feedback`:
+    inputs of decode steps are given by the owner (`StepHooks.decode_embeds`), so nothing of them is ever cached
+    for others or computed again, and no prompt is cut into pieces.
+    """
+
+    text_config: Mapping[str, Any]
+    checkpoint: Path
+    weights: Mapping[str, str]
+    dtype: torch.dtype
+    gpu_id: int | None
+    max_running: int
+    kv_tokens: int
+    prefill_tokens: int
+    deepstack_layers: int = 0
+    tap: int | None = None
+    feedback: bool = False
+
+
+@dataclass(slots=True, frozen=True)
+class Choice:
+    """What follows a row's newest token; `finish` is "stop", "length" or None, `failed` ends it without caching."""
+
+    token: int
+    finish: str | None = None
+    failed: bool = False
+
+
+class StepHooks(Protocol):
+    """The owner's part of a step. Rows are named as in `Engine.add`; those that were aborted never appear."""
+
+    def prompt(self, name: str) -> PromptInput | None:
+        """The whole prompt; None where the row failed, and is about to be told so by `choose`."""
+
+    def decode_embeds(self, names: Sequence[str]) -> torch.Tensor:
+        """The rows' next inputs [rows, H]; with `feedback` alone."""
+
+    def choose(self, names: Sequence[str], hidden: torch.Tensor, logits: torch.Tensor) -> list[Choice]:
+        """The next token of each row, from its normed output [rows, H] and float32 logits [rows, V]."""
+
+
+class Engine:
+    """All methods are called from one thread, but for the constructor."""
+
+    def __init__(self, config: EngineConfig, hooks: StepHooks) -> None:
+        self._config = config
+        self._hooks = hooks
+        self._requests: dict[str, Any] = {}
+        self._names: dict[Any, str] = {}
+        self._held: list[Any] = []
+        self._count = 0
+        self._batch: Any = None
+        self._lost: list[str] = []
+        self.computed_tokens = 0
+        """Prompt tokens that went through the model so far; those found in the cache do not."""
+        self.retractions = 0
+        """How often a request that has ended by itself had lost its slots to others while it ran."""
+        self._scheduler = _build(config, self)
+        self._runner = self._scheduler.tp_worker.model_runner
+        self._model = self._runner.model
+        self._runner.sample = self._sample
+
+    # ---- what it holds
+
+    @property
+    def token_embedding(self) -> torch.Tensor:
+        """[vocab, H], shared with the engine."""
+        return self._model.model.embed_tokens.weight.data[: self._model.config.vocab_size]
+
+    @property
+    def head(self) -> torch.Tensor:
+        """[vocab, H], shared with the engine."""
+        return self._model.lm_head.weight.data[: self._model.config.vocab_size]
+
+    @property
+    def norm(self) -> torch.Tensor:
+        return self._model.model.norm.weight.data
+
+    @property
+    def capacity(self) -> int:
+        """Prompt tokens and max_tokens of a request must be fewer together."""
+        return self._scheduler.max_total_num_tokens - self._scheduler.page_size
+
+    @property
+    def context(self) -> int:
+        """Prompt tokens must be fewer."""
+        return self._scheduler.model_config.context_len - 6
+
+    @property
+    def kv_tokens(self) -> int:
+        """Slots of the KV cache that running requests hold; what is merely remembered for others is not counted."""
+        free = self._scheduler.token_to_kv_pool_allocator.available_size()
+        return int(self._scheduler.max_total_num_tokens - free - self._scheduler.tree_cache.evictable_size())
+
+    @property
+    def request_slots(self) -> int:
+        pool = self._scheduler.req_to_token_pool
+        return int(pool.size - pool.available_size())
+
+    # ---- requests
+
+    def add(self, name: str, ids: Sequence[int], positions: torch.Tensor, max_tokens: int) -> None:
+        """Queue a request. `ids` are the prompt's tokens, as far as its prefixes are looked up in the cache; ids beyond
+        the vocabulary stand for media. `positions` int64 [3, len(ids) + max_tokens] are those of prompt and answer."""
+        from sglang.srt.managers.io_struct import TokenizedGenerateReqInput
+        from sglang.srt.managers.schedule_batch import MultimodalInputs
+        from sglang.srt.sampling.sampling_params import SamplingParams
+
+        sampling = SamplingParams(max_new_tokens=max_tokens, temperature=0.0)
+        sampling.normalize(None)
+        self._count += 1
+        request = TokenizedGenerateReqInput(
+            # SGLang aborts every request whose id begins with the one that it is given.
+            rid=f"{self._count}/",
+            input_text=None,
+            input_ids=array("q", ids),
+            input_embeds=None,
+            mm_inputs=None,
+            token_type_ids=None,
+            sampling_params=sampling,
+            return_logprob=False,
+            logprob_start_len=-1,
+            top_logprobs_num=0,
+            token_ids_logprob=None,
+            stream=False,
+        )
+        self._scheduler.process_input_requests([request])
+        queued = self._scheduler.waiting_queue[-1]
+        if queued.rid != request.rid or queued.to_finish is not None or queued.finished():
+            raise OmniError(f"SGLang refused a request: {queued.to_finish or queued.finished_reason}")
+        queued.multimodal_inputs = MultimodalInputs(mm_items=[], mrope_positions=positions)
+        self._requests[name] = queued
+        self._names[queued] = name
+
+    def abort(self, name: str) -> None:
+        """Drop a request, known or not; what it holds is free after the next `step`."""
+        from sglang.srt.managers.io_struct import AbortReq
+
+        request = self._requests.pop(name, None)
+        if request is None:
+            return
+        del self._names[request]
+        if request in self._held:
+            self._held.remove(request)
+            self._release(request)
+        elif not request.finished():
+            self._scheduler.abort_request(AbortReq(rid=request.rid))
+
+    def tapped(self, name: str, mask: torch.Tensor) -> torch.Tensor:
+        """The tapped hidden state [m, H] at those places of the prompt where `mask` [prompt tokens] is True; in
+        `StepHooks.choose` of its first token."""
+        row = self._scheduler.req_to_token_pool.req_to_token[self._requests[name].req_pool_idx]
+        slots = row[: len(mask)][mask.to(row.device)]
+        return self._model.tapped[slots.long()]
+
+    # ---- steps
+
+    def step(self, ready: Callable[[str], bool] | None = None) -> bool:
+        """Compute a batch; False where there is nothing to do. Rows that are not `ready` wait, and hold up no others.
+
+        An exception means that the batch failed; then call `fail_batch`.
+        """
+        scheduler = self._scheduler
+        if self._config.gpu_id is not None:
+            torch.cuda.set_device(self._config.gpu_id)
+        if ready is not None:
+            self._hold(ready)
+        busy = scheduler.last_batch is not None or not scheduler.running_batch.is_empty()
+        plan = scheduler.get_next_batch_to_run(running_batch=scheduler.running_batch, last_batch=scheduler.last_batch)
+        scheduler.running_batch = plan.running_batch
+        batch = self._batch = plan.batch_to_run
+        if batch is not None:
+            self._set_inputs(batch)
+            result = scheduler.run_batch(batch)
+            scheduler.process_batch_result(batch, result)
+        elif not self._requests:
+            scheduler.new_token_ratio_tracker.reset()
+        scheduler.last_batch = batch
+        # Where the last row of a batch ended, SGLang looks at its queue only the next time that it is asked.
+        return busy or batch is not None
+
+    def fail_batch(self) -> list[str]:
+        """Give up everything that was in the batch that failed; the names of its rows."""
+        scheduler, batch = self._scheduler, self._batch
+        requests = [] if batch is None else list(batch.reqs)
+        if scheduler.chunked_req in requests:
+            scheduler.chunked_req = None
+        scheduler.last_batch = self._batch = None
+        for request in requests:
+            if request.req_pool_idx is not None:
+                self._release(request)
+        scheduler.running_batch.filter_batch()
+        names = [self._names[request] for request in requests if request in self._names]
+        for name in names:
+            del self._names[self._requests.pop(name)]
+        return names
+
+    def take_lost(self) -> list[str]:
+        """Requests that SGLang gave up since the last call, since the KV cache could not hold even them alone."""
+        lost, self._lost = self._lost, []
+        return lost
+
+    def reset_cache(self) -> None:
+        """Forget every remembered prefix."""
+        self._scheduler.tree_cache.reset()
+        self._scheduler.token_to_kv_pool_allocator.clear()
+        self._scheduler.req_to_token_pool.clear()
+
+    def _set_inputs(self, batch: Any) -> None:
+        from omni_python.sglang_engine.decoder import PromptSlice
+
+        if not batch.forward_mode.is_extend():
+            if self._config.feedback:
+                self._set_decode_inputs(batch)
+            return
+        slices, at = [], 0
+        for request, start, tokens in zip(batch.reqs, batch.prefix_lens, batch.extend_lens, strict=True):
+            name = self._names.get(request)
+            of_prompt = min(start + tokens, len(request.origin_input_ids)) - start
+            if name is not None and of_prompt > 0:
+                self.computed_tokens += of_prompt
+                prompt = self._hooks.prompt(name)
+                if prompt is None:
+                    request.skip_radix_cache_insert = True
+                else:
+                    slices.append(PromptSlice(prompt, start, at, of_prompt))
+            at += tokens
+        self._model.slices = slices
+
+    def _set_decode_inputs(self, batch: Any) -> None:
+        known = [(row, self._names[request]) for row, request in enumerate(batch.reqs) if request in self._names]
+        if known:
+            inputs = self._hooks.decode_embeds([name for _, name in known])
+            self._model.inputs[torch.tensor([row for row, _ in known], device=inputs.device)] = inputs
+
+    def _sample(self, logits_output: Any, forward_batch: Any) -> torch.Tensor:
+        """In place of SGLang's sampler."""
+        batch = self._batch
+        logits = logits_output.next_token_logits
+        tokens = torch.zeros(len(batch.reqs), dtype=torch.int64)
+        rows = [
+            row
+            for row, request in enumerate(batch.reqs)
+            if request in self._names and request.inflight_middle_chunks <= 0
+        ]
+        if rows:
+            index = torch.tensor(rows, device=logits.device)
+            names = [self._names[batch.reqs[row]] for row in rows]
+            choices = self._hooks.choose(names, self._model.last_hidden[index], logits[index].float())
+            for row, choice in zip(rows, choices, strict=True):
+                tokens[row] = choice.token
+                self._finish(batch.reqs[row], choice)
+        return tokens.to(logits.device)
+
+    def _finish(self, request: Any, choice: Choice) -> None:
+        from sglang.srt.managers import schedule_batch
+
+        if choice.failed:
+            request.skip_radix_cache_insert = True
+            request.to_finish = schedule_batch.FINISH_ABORT()
+        elif choice.finish == "length":
+            request.to_finish = schedule_batch.FINISH_LENGTH(length=len(request.output_ids) + 1)
+        elif choice.finish is not None:
+            request.to_finish = schedule_batch.FINISH_MATCHED_TOKEN(matched=choice.token)
+        if request.to_finish is not None:
+            self.retractions += request.retraction_count
+            del self._requests[self._names.pop(request)]
+
+    def _hold(self, ready: Callable[[str], bool]) -> None:
+        """Take rows that are not ready out of SGLang's batches, and put back those that are."""
+        scheduler = self._scheduler
+        back = [request for request in self._held if ready(self._names[request])]
+        for batch in (scheduler.running_batch, scheduler.last_batch):
+            if batch is None or batch.is_empty():
+                continue
+            waits = [r for r in batch.reqs if r in self._names and not r.finished() and not ready(self._names[r])]
+            if waits:
+                keep = [i for i, r in enumerate(batch.reqs) if r not in waits and not r.finished()]
+                batch.filter_batch(keep_indices=keep)
+                self._held += [request for request in waits if request not in self._held]
+        if back:
+            self._held = [request for request in self._held if request not in back]
+            # Named for its first use upstream; it makes a decode batch of requests that have their KV already.
+            batch = scheduler._build_hisparse_decode_batch(back)
+            batch.multimodal_inputs = [request.multimodal_inputs for request in back]
+            if scheduler.running_batch.is_empty():
+                scheduler.running_batch = batch
+            else:
+                scheduler.running_batch.merge_batch(batch)
+        scheduler.running_batch.batch_is_full = False
+
+    def _release(self, request: Any) -> None:
+        from sglang.srt.managers.schedule_batch import FINISH_ABORT
+        from sglang.srt.mem_cache.common import release_kv_cache
+
+        request.finished_reason = FINISH_ABORT()
+        release_kv_cache(request, self._scheduler.tree_cache, is_insert=False)
+
+    # ---- what SGLang sends to its own front end
+
+    def send_output(self, output: Any, _: Any = None) -> None:
+        from sglang.srt.managers.io_struct import AbortReq
+
+        if not isinstance(output, AbortReq) or output.finished_reason is None:
+            return
+        for name, request in list(self._requests.items()):
+            if request.rid == output.rid:
+                del self._names[self._requests.pop(name)]
+                self._lost.append(name)
+
+
+def check_version() -> None:
+    """Raises `OmniError` where sglang is missing or is a version that this module was not written for."""
+    wanted = " or ".join(SUPPORTED)
+    try:
+        version = importlib.metadata.version("sglang")
+    except importlib.metadata.PackageNotFoundError:
+        raise OmniError(
+            f'engine "sglang" needs the package sglang {wanted}, which is not installed; engine "torch" needs none'
+        ) from None
+    if version not in SUPPORTED:
+        raise OmniError(f'engine "sglang" works with sglang {wanted}, but {version} is installed')
+
+
+_holder: Engine | None = None
+
+
+def _build(config: EngineConfig, engine: Engine) -> Any:
+    global _holder
+    check_version()
+    if _holder is not None:
+        raise OmniError(
+            'only one stage of a process can have engine "sglang"; give the other one a process of its own, or "torch"'
+        )
+    cpu_kernels.prepare(config.gpu_id is not None)
+    logging.getLogger("sglang").setLevel(logging.ERROR)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        scheduler = _scheduler(config)
+    scheduler.ipc_channels = dataclasses.replace(
+        scheduler.ipc_channels, send_to_detokenizer=engine, send_to_tokenizer=engine
+    )
+    scheduler.output_streamer.send_to_detokenizer = engine
+    _holder = engine
+    return scheduler
+
+
+def _scheduler(config: EngineConfig) -> Any:
+    from sglang.srt.managers.scheduler import Scheduler, publish
+    from sglang.srt.models.registry import ModelRegistry
+    from sglang.srt.server_args import PortArgs, ServerArgs
+
+    from omni_python.sglang_engine.decoder import OmniDecoder
+
+    ModelRegistry.models[OmniDecoder.__name__] = OmniDecoder
+    with tempfile.TemporaryDirectory(prefix="omni-sglang-") as directory:
+        # A group of one process needs no rendezvous over the network.
+        os.environ["SGLANG_DISTRIBUTED_INIT_METHOD_OVERRIDE"] = f"file://{directory}/rendezvous"
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        model = Path(directory) / "model"
+        _model_directory(config, model)
+        arguments = ServerArgs(model_path=str(model), **_arguments(config))
+        channel = f"ipc://{directory}/channel"
+        ports = PortArgs(channel, channel, channel, 0, channel, channel, None, None)
+        publish(arguments, role="scheduler")
+        return Scheduler(arguments, ports, config.gpu_id or 0, 0, 0, 0, 0, 0, None)
+
+
+def _arguments(config: EngineConfig) -> dict[str, Any]:
+    gpu = config.gpu_id is not None
+    return {
+        "device": "cuda" if gpu else "cpu",
+        "dtype": str(config.dtype).removeprefix("torch."),
+        "attention_backend": "triton" if gpu else "torch_native",
+        "sampling_backend": "pytorch",
+        "grammar_backend": "none",
+        "skip_tokenizer_init": True,
+        "disable_overlap_schedule": True,
+        "disable_radix_cache": config.feedback,
+        "chunked_prefill_size": -1 if config.feedback else config.prefill_tokens,
+        "enable_mixed_chunk": not config.feedback,
+        "max_prefill_tokens": config.prefill_tokens,
+        "disable_prefill_cuda_graph": True,  # prompts come as embeddings
+        "max_total_tokens": config.kv_tokens,
+        "max_running_requests": config.max_running,
+        "cuda_graph_max_bs_decode": config.max_running,
+        "mem_fraction_static": 0.9,
+        "random_seed": 0,
+        "watchdog_timeout": 1e9,  # it would end this process
+        "log_level": "error",
+    }
+
+
+def _model_directory(config: EngineConfig, directory: Path) -> None:
+    """What SGLang reads as a model: the decoder's own config, and the checkpoint's weights by links."""
+    directory.mkdir()
+    extra = {
+        "architectures": ["OmniDecoder"],
+        "model_type": "qwen3_moe",
+        "dtype": str(config.dtype).removeprefix("torch."),
+        "eos_token_id": None,
+        "omni_weights": dict(config.weights),
+        "omni_deepstack": config.deepstack_layers,
+        "omni_tap": config.tap,
+        "omni_slots": config.kv_tokens + 64,
+        "omni_rows": config.max_running,
+        "omni_feedback": config.feedback,
+    }
+    (directory / "config.json").write_text(json.dumps({**config.text_config, **extra}), "utf-8")
+    for file in config.checkpoint.resolve().glob("*.safetensors*"):
+        (directory / file.name).symlink_to(file)

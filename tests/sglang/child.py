@@ -1,0 +1,137 @@
+"""A process of its own for a stage on SGLang, which leaves its state all over a process. Functions run in the child."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+
+from omni_python.models.qwen3_omni import stages
+from omni_python.models.qwen3_omni.payloads import TalkerPrompt, ThinkerInput, ThinkerResult
+from omni_python.scheduling.base import IncomingMessage, OutgoingMessage
+from omni_python.scheduling.omni_scheduler import OmniScheduler
+
+T = TypeVar("T")
+_stage: OmniScheduler[Any]
+
+
+@dataclass
+class Ended:
+    """All that a request gave; `computed` prompt tokens went through the model while it ran."""
+
+    messages: list[OutgoingMessage] = field(default_factory=list)
+    computed: int = 0
+
+    @property
+    def error(self) -> Exception | None:
+        return next((m.data for m in self.messages if m.type == "error"), None)
+
+    @property
+    def result(self) -> Any:
+        if self.error is not None:
+            raise self.error
+        return self.messages[-1].data
+
+    @property
+    def tokens(self) -> list[int]:
+        assert isinstance(self.result, ThinkerResult)
+        return self.result.output_ids
+
+    @property
+    def media_hidden(self) -> torch.Tensor | None:
+        [prompt] = [m.data for m in self.messages if isinstance(m.data, TalkerPrompt)]
+        return prompt.media_hidden
+
+
+class Child:
+    def __init__(self, pool: ProcessPoolExecutor) -> None:
+        self._pool = pool
+
+    def call(self, function: Callable[..., T], *args: Any) -> T:
+        return self._pool.submit(function, *args).result(timeout=100)
+
+
+@contextmanager
+def child(checkpoint: Path, stage: str, **options: Any) -> Iterator[Child]:
+    """`stage` is the name of its factory, for example "create_thinker"."""
+    with ProcessPoolExecutor(1, get_context("spawn"), _start, (str(checkpoint), stage, options)) as pool:
+        yield Child(pool)
+
+
+def _start(checkpoint: str, stage: str, options: Mapping[str, Any]) -> None:
+    global _stage
+    torch.set_num_threads(1)
+    made = getattr(stages, stage)(checkpoint, engine="sglang", **options)
+    assert isinstance(made, OmniScheduler)
+    _stage = made
+    _stage.start()
+
+
+def forget() -> None:
+    """Empty the radix cache of an idle stage."""
+    wait_idle()
+    _stage.engine.reset_cache()
+
+
+def wait_idle() -> None:
+    deadline = time.monotonic() + 20
+    while any(_stage.stats().values()):
+        assert time.monotonic() < deadline, _stage.stats()
+        time.sleep(0.002)
+
+
+def together(requests: Mapping[str, ThinkerInput]) -> dict[str, Ended]:
+    """Submit all at once; every message of each."""
+    for name, request in requests.items():
+        _stage.inbox.put(IncomingMessage(name, "new_request", request))
+    return collect(set(requests))
+
+
+def alone(requests: Mapping[str, ThinkerInput]) -> dict[str, Ended]:
+    """One after the other."""
+    ended = {}
+    for name, request in requests.items():
+        before = _stage.engine.computed_tokens
+        ended.update(together({name: request}))
+        wait_idle()
+        ended[name].computed = _stage.engine.computed_tokens - before
+    return ended
+
+
+def with_aborts(requests: Mapping[str, ThinkerInput], aborts: Mapping[str, float]) -> dict[str, Ended]:
+    """Submit all at once; those in `aborts` are aborted after so many seconds."""
+    for name, request in requests.items():
+        _stage.inbox.put(IncomingMessage(name, "new_request", request))
+    start = time.monotonic()
+    for name, delay in sorted(aborts.items(), key=lambda item: item[1]):
+        time.sleep(max(0.0, start + delay - time.monotonic()))
+        _stage.abort(name)
+    ended = collect(set(requests) - set(aborts))
+    wait_idle()
+    return ended
+
+
+def collect(names: set[str]) -> dict[str, Ended]:
+    """Messages until each of `names` has ended; those of others are dropped, as a stage does after an abort."""
+    ended = {name: Ended() for name in names}
+    left = set(names)
+    while left:
+        message = _stage.outbox.get(timeout=30)
+        assert message is not None
+        if message.request_id in ended:
+            ended[message.request_id].messages.append(message)
+            if message.type != "stream":
+                left.discard(message.request_id)
+    return ended
+
+
+def retractions() -> int:
+    """How often a running request lost its slots so far."""
+    return _stage.engine.retractions

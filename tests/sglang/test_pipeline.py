@@ -1,0 +1,79 @@
+"""The whole pipeline with its thinker on SGLang, against the recorded generations of Hugging Face."""
+
+from __future__ import annotations
+
+import importlib.util
+import tempfile
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from omni_python.models.qwen3_omni.config import Qwen3OmniSpeechPipelineConfig
+from omni_python.proto.payload import AudioOutput, TextOutput
+from tests.models import tiny_model
+from tests.oracle.cases import CASES, load_case
+from tests.pipeline.harness import Sink, running
+
+pytestmark = [
+    pytest.mark.skipif(importlib.util.find_spec("sglang") is None, reason="sglang is not installed"),
+    pytest.mark.timeout(300),
+]
+
+
+@dataclass
+class Heard:
+    text: str
+    audio: np.ndarray
+    tokens: int
+    ends: tuple[str, str]
+
+
+@pytest.mark.parametrize("stage", ["thinker"])
+def test_every_recorded_generation_is_met_alone_and_together(stage: str) -> None:
+    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+        alone, together = pool.submit(answers, str(tiny_model.checkpoint()), stage).result(timeout=280)
+    for heard in (alone, together):
+        for name in CASES:
+            case = load_case(name)
+            assert heard[name].text == case.text
+            assert heard[name].tokens == len(case.answer)
+            assert heard[name].ends == (case.answer_ends, case.speech_ends)
+            assert heard[name].audio.shape == case.waveform.shape
+            np.testing.assert_allclose(heard[name].audio, case.waveform, atol=1e-4)
+
+
+def answers(checkpoint: str, stage: str) -> tuple[dict[str, Heard], dict[str, Heard]]:
+    """Every recorded case alone, and all of them at once; in a process of its own."""
+    torch.set_num_threads(1)
+    config = Qwen3OmniSpeechPipelineConfig(
+        model_path=checkpoint, runtime_overrides={stage: {"engine": "sglang", "kv_tokens": 8192}}
+    )
+    with tempfile.TemporaryDirectory(prefix="omni-test-") as directory, running(config, Path(directory)) as pipeline:
+
+        def submit(name: str) -> Sink:
+            sink = Sink()
+            pipeline.coordinator.submit(load_case(name).request(stream=True), sink)
+            return sink
+
+        alone = {name: heard(submit(name)) for name in CASES}
+        sinks = {name: submit(name) for name in CASES}
+        together = {name: heard(sink) for name, sink in sinks.items()}
+        pipeline.wait_empty()
+    return alone, together
+
+
+def heard(sink: Sink) -> Heard:
+    chunks, results = sink.wait(timeout=60)
+    texts = [chunk for chunk in [*chunks, *results.values()] if isinstance(chunk, TextOutput)]
+    audio = [chunk for chunk in [*chunks, *results.values()] if isinstance(chunk, AudioOutput)]
+    return Heard(
+        "".join(chunk.text for chunk in texts),
+        np.concatenate([np.asarray(chunk.samples) for chunk in audio]),
+        texts[-1].num_output_tokens,
+        (str(texts[-1].finish_reason), str(audio[-1].finish_reason)),
+    )

@@ -1,0 +1,233 @@
+"""The thinker on a real SGLang scheduler, against Hugging Face's modules and against itself."""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+import random
+from collections.abc import Iterator
+
+import msgspec
+import pytest
+import torch
+
+from omni_python.models.qwen3_omni.payloads import AnswerToken, DecodeStart, ThinkerInput
+from omni_python.proto.errors import InvalidArgument
+from omni_python.scheduling.sampling import SamplingParams
+from tests.models import tiny_model
+from tests.models.tiny_model import GREEDY, Conversation, conversation, hf_generate, hf_model
+from tests.sglang import child
+from tests.sglang.child import Child, Ended
+
+pytestmark = [
+    pytest.mark.skipif(importlib.util.find_spec("sglang") is None, reason="sglang is not installed"),
+    pytest.mark.timeout(300),
+]
+
+MEDIA = [(), ("image",), ("audio",), ("video",), ("audio", "image"), ("image", "video", "audio"), ("image", "image")]
+CLEAR = 1e-3
+"""A greedy choice by less may fall the other way in another batch; such conversations are not compared."""
+
+
+@pytest.fixture(scope="module")
+def thinker() -> Iterator[Child]:
+    with child.child(tiny_model.checkpoint(), "create_thinker", max_running=16, kv_tokens=4096) as process:
+        yield process
+
+
+@pytest.fixture(scope="module")
+def small() -> Iterator[Child]:
+    """Prompts in pieces of 16 tokens, and so few slots that running requests lose theirs to each other."""
+    options = {"max_running": 8, "kv_tokens": 400, "prefill_tokens": 16}
+    with child.child(tiny_model.checkpoint(), "create_thinker", **options) as process:
+        yield process
+
+
+def talks(count: int, seed: int, **options: object) -> dict[str, Conversation]:
+    rng = random.Random(seed)
+    hf = hf_model(tiny_model.checkpoint())
+    return {
+        f"r{n}": conversation(hf, seed + n, rng.choice(MEDIA), words=rng.randint(1, 40), **options)  # type: ignore[arg-type]
+        for n in range(count)
+    }
+
+
+def inputs(given: dict[str, Conversation]) -> dict[str, ThinkerInput]:
+    return {name: talk.input for name, talk in given.items()}
+
+
+def check(ended: Ended, talk: Conversation) -> None:
+    expected = hf_generate(hf_model(tiny_model.checkpoint()), no_speech(talk))
+    assert expected.margin > CLEAR, "choose another seed"
+    assert ended.tokens == expected.answer
+
+
+def no_speech(talk: Conversation) -> Conversation:
+    talk = copy.copy(talk)
+    talk.input = copy.copy(talk.input)
+    talk.input.prompt = copy.copy(talk.input.prompt)
+    talk.input.prompt.options = msgspec.structs.replace(talk.input.prompt.options, speech=False)
+    return talk
+
+
+def sampled(given: dict[str, Conversation], **params: object) -> dict[str, ThinkerInput]:
+    for n, talk in enumerate(given.values()):
+        options = talk.input.prompt.options
+        options.thinker = SamplingParams(temperature=0.9, top_p=0.95, seed=n, **params)  # type: ignore[arg-type]
+    return inputs(given)
+
+
+def test_answers_equal_hugging_face_alone_and_together(thinker: Child) -> None:
+    hf = hf_model(tiny_model.checkpoint())
+    given = {f"r{seed}": conversation(hf, seed, media) for seed, media in enumerate(MEDIA)}
+    given |= {f"s{seed}": conversation(hf, 20 + seed, media, words=5 + 9 * seed) for seed, media in enumerate(MEDIA)}
+    given |= {f"t{n}": conversation(hf, 50 + n, turns=3) for n in range(2)}
+    assert len(given) == 16
+    one = thinker.call(child.alone, inputs(given))
+    thinker.call(child.forget)
+    many = thinker.call(child.together, inputs(given))
+    for name, talk in given.items():
+        check(one[name], talk)
+        assert many[name].tokens == one[name].tokens
+
+
+def test_messages_are_those_of_the_torch_engine(thinker: Child) -> None:
+    hf = hf_model(tiny_model.checkpoint())
+    talk = conversation(hf, 4, ("audio", "image"))
+    ended = thinker.call(child.alone, {"a": talk.input})["a"]
+    tokens = ended.tokens
+    to_decode = [m.data for m in ended.messages if m.target == "decode"]
+    to_talker = [m.data for m in ended.messages if m.target == "talker_ar"]
+    assert to_decode == [DecodeStart(True, "", [], len(talk.input.prompt.input_ids)), *map(AnswerToken, tokens)]
+    assert to_talker[1:] == [AnswerToken(token) for token in tokens[:-1]]
+    hidden = hf.thinker.model(**tiny_model.hf_prompt(hf, talk), output_hidden_states=True).hidden_states
+    config = hf.config.thinker_config
+    media = torch.isin(
+        talk.input.prompt.input_ids,
+        torch.tensor([config.image_token_id, config.audio_token_id, config.video_token_id]),
+    )
+    expected = hidden[hf.config.talker_config.accept_hidden_layer][0][media]
+    assert ended.media_hidden is not None
+    torch.testing.assert_close(ended.media_hidden, expected, atol=1e-4, rtol=1e-4)
+
+
+def test_a_prefix_with_a_picture_is_computed_once(thinker: Child) -> None:
+    hf = hf_model(tiny_model.checkpoint())
+    first, other = conversation(hf, 1, ("image",), words=12), conversation(hf, 1, ("image",), words=12)
+    other.input.prompt.input_ids = first.input.prompt.input_ids.clone()
+    length = len(first.input.prompt.input_ids)
+    changed = length - 8  # a word behind the picture
+    other.input.prompt.input_ids[changed] = (other.input.prompt.input_ids[changed] + 1) % 1500
+    thinker.call(child.forget)
+    ended = thinker.call(child.alone, {"first": first.input, "again": first.input, "other": other.input})
+    assert [ended[name].computed for name in ("first", "again", "other")] == [length, 1, length - changed]
+    assert ended["again"].tokens == ended["first"].tokens
+    check(ended["first"], first)
+    check(ended["other"], other)
+    for name in ("again", "other"):
+        # What the talker reads at the picture was not computed again either.
+        torch.testing.assert_close(ended[name].media_hidden, ended["first"].media_hidden, atol=0, rtol=0)
+
+
+@pytest.mark.parametrize("changed", ["embeddings", "deepstack", "positions"])
+def test_another_picture_is_never_taken_for_this_one(thinker: Child, changed: str) -> None:
+    hf = hf_model(tiny_model.checkpoint())
+    first, other = conversation(hf, 1, ("image",)), conversation(hf, 1, ("image",))
+    vision = other.input.vision
+    assert vision is not None and vision.image is not None
+    at = int((first.input.prompt.input_ids == hf.config.thinker_config.image_token_id).nonzero()[0])
+    if changed == "embeddings":
+        vision.image[-1, -1] += 1
+    elif changed == "deepstack":
+        vision.image_deepstack[1][-1, -1] += 1
+    else:
+        other.input.prompt.position_ids[2, at + 7] += 1
+    thinker.call(child.forget)
+    ended = thinker.call(child.alone, {"first": first.input, "other": other.input})
+    length = len(first.input.prompt.input_ids)
+    assert [ended[name].computed for name in ("first", "other")] == [length, length - at]
+    check(ended["other"], other)
+
+
+def test_seeds_do_not_depend_on_the_batch(thinker: Child) -> None:
+    given = sampled(talks(16, 100), max_tokens=14, top_k=40, repetition_penalty=1.1)
+    one = thinker.call(child.alone, given)
+    thinker.call(child.forget)
+    many = thinker.call(child.together, given)
+    assert {name: ended.tokens for name, ended in one.items()} == {name: ended.tokens for name, ended in many.items()}
+    assert len({tuple(ended.tokens) for ended in one.values()}) == 16
+
+
+def test_what_ends_an_answer(thinker: Child) -> None:
+    hf = hf_model(tiny_model.checkpoint())
+    candidates = (conversation(hf, seed, speech=False) for seed in range(200, 400))
+    found = next(talk for talk in candidates if 1 < len(hf_generate(hf, talk).answer) < GREEDY.max_tokens)
+    until = hf_generate(hf, found).answer
+    ignoring, short = copy.deepcopy(found), copy.deepcopy(found)
+    ignoring.input.prompt.options.thinker = SamplingParams(max_tokens=len(until) + 3, ignore_eos=True)
+    short.input.prompt.options.thinker = SamplingParams(max_tokens=1)
+    given = {"stop": found.input, "ignore": ignoring.input, "length": short.input}
+    ended = thinker.call(child.alone, given)
+    assert ended["stop"].tokens == until and ended["stop"].result.finish_reason == "stop"
+    assert len(ended["ignore"].tokens) == len(until) + 3 and ended["ignore"].result.finish_reason == "length"
+    assert ended["length"].tokens == until[:1] and ended["length"].result.finish_reason == "length"
+
+
+def test_what_cannot_fit_is_refused(thinker: Child, small: Child) -> None:
+    hf = hf_model(tiny_model.checkpoint())
+    long = conversation(hf, 2, thinker=SamplingParams(max_tokens=5000))
+    longer = conversation(hf, 2, words=66_000)
+    ended = thinker.call(child.together, {"long": long.input, "longer": longer.input})
+    for name, message in (("long", "max_tokens of at most 40"), ("longer", "context holds 655")):
+        assert isinstance(ended[name].error, InvalidArgument) and message in str(ended[name].error)
+    room = 400 - 2 - len(long.input.prompt.input_ids)
+    long.input.prompt.options.thinker = SamplingParams(max_tokens=room, ignore_eos=True)
+    assert len(small.call(child.together, {"just": long.input})["just"].tokens) == room
+    long.input.prompt.options.thinker = SamplingParams(max_tokens=room + 1)
+    assert f"max_tokens of at most {room}" in str(small.call(child.together, {"more": long.input})["more"].error)
+
+
+def test_a_request_with_broken_input_fails_alone_and_is_not_remembered(thinker: Child) -> None:
+    hf = hf_model(tiny_model.checkpoint())
+    good, again = conversation(hf, 22, ("image",)), conversation(hf, 23, ("image",))
+    missing, broken = copy.deepcopy(again.input), conversation(hf, 24, ("audio",)).input
+    assert missing.vision is not None and missing.vision.image is not None and broken.audio is not None
+    missing.vision.image = missing.vision.image[:-1]
+    broken.audio.audio[0, 0] = torch.nan
+    thinker.call(child.forget)
+    ended = thinker.call(child.together, {"good": good.input, "missing": missing, "broken": broken})
+    check(ended["good"], good)
+    assert "8 image placeholders, but there are 7" in str(ended["missing"].error)
+    assert "not a number" in str(ended["broken"].error)
+    check(thinker.call(child.alone, {"again": again.input})["again"], again)
+
+
+def test_prompts_in_pieces_give_the_same(small: Child) -> None:
+    given = talks(6, 300)
+    ended = small.call(child.alone, inputs(given))
+    for name, talk in given.items():
+        check(ended[name], talk)
+        hidden = ended[name].media_hidden
+        assert (hidden is None) == (talk.input.vision is None and talk.input.audio is None)
+
+
+def test_requests_that_lose_their_slots_to_others_go_on_where_they_were(small: Child) -> None:
+    given = sampled(talks(6, 400), max_tokens=200, ignore_eos=True)
+    one = small.call(child.alone, given)
+    before = small.call(child.retractions)
+    many = small.call(child.together, given)
+    assert small.call(child.retractions) > before
+    for name in given:
+        assert many[name].tokens == one[name].tokens
+
+
+@pytest.mark.parametrize("process", ["thinker", "small"])
+def test_aborts_at_random_leave_nothing(process: str, request: pytest.FixtureRequest) -> None:
+    stage: Child = request.getfixturevalue(process)
+    rng = random.Random()
+    given = talks(20, 500)
+    aborts = {name: rng.random() * 0.4 for name in rng.sample(sorted(given), 12)}
+    ended = stage.call(child.with_aborts, inputs(given), aborts)
+    stage.call(child.wait_idle)
+    for name in set(given) - set(aborts):
+        check(ended[name], given[name])
