@@ -1,0 +1,168 @@
+"""What a client waits for: the whole Qwen3-Omni pipeline inside a real tritonserver, asked over gRPC from this host.
+
+    scripts/bench_pipeline [--model-path DIR] [--gpu N] [--published-size] [--concurrency 1,8,16] [--json FILE]
+
+Every request is a spoken answer, streamed: a prompt of about `--prompt-tokens`, `--text-tokens` of text and `--frames`
+frames of speech (80 ms each), with the ends of sequence ignored so that all work is the same. `--published-size` takes
+Qwen3-Omni-30B-A3B's dimensions (a config.json in DIR) with random weights drawn on the GPU: a model's speed does not
+depend on what its weights say, the routing of its experts aside.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from omni_python.client import AudioChunk, Finished, OmniClient, TextDelta
+from omni_python.config.compile import compile_pipeline
+from omni_python.config.schema import PipelineConfig
+from omni_python.models.qwen3_omni.config import Qwen3OmniSpeechPipelineConfig
+from omni_python.serve.triton_server import ServerOptions, TritonServer
+
+SAMPLES_PER_FRAME, SAMPLE_RATE = 1920, 24_000
+ON_GPU = ("image_encoder", "audio_encoder", "thinker", "talker_ar", "code2wav")
+MEMORY = {"image_encoder": 0.02, "audio_encoder": 0.02, "thinker": 0.82, "talker_ar": 0.1, "code2wav": 0.02}
+
+
+@dataclass
+class Timing:
+    """Seconds of one request, from sending it."""
+
+    first_text: float
+    first_audio: float
+    total: float
+    audio_seconds: float
+    underrun: float
+    """Silence that a player would have heard, starting to play with the first chunk."""
+
+
+def pipeline(model_path: Path, gpu: int | None, dummy: bool, overrides: dict[str, dict[str, Any]]) -> PipelineConfig:
+    """The speech pipeline, with its model stages on one GPU if asked for."""
+    config = Qwen3OmniSpeechPipelineConfig(model_path=str(model_path))
+    stages = []
+    for stage in config.stages:
+        update: dict[str, Any] = {"factory_args": {**stage.factory_args, **overrides.get(stage.name, {})}}
+        if gpu is not None and stage.name in ON_GPU:
+            update["gpu"] = gpu
+            update["factory_args"]["total_gpu_memory_fraction"] = MEMORY[stage.name]
+            if dummy:
+                update["factory_args"]["load_format"] = "dummy"
+        stages.append(stage.model_copy(update=update))
+    return Qwen3OmniSpeechPipelineConfig(model_path=str(model_path), stages=stages)
+
+
+def ask(client: OmniClient, text: str, args: argparse.Namespace, seed: int) -> Timing:
+    talker = {"max_tokens": args.frames + 1, "ignore_eos": True, "seed": seed}
+    sampling = {"max_tokens": args.text_tokens, "ignore_eos": True, "talker": talker}
+    start = time.perf_counter()
+    first_text = first_audio = played_until = underrun = 0.0
+    samples = 0
+    for event in client.stream(text, sampling=sampling):
+        now = time.perf_counter() - start
+        match event:
+            case TextDelta():
+                first_text = first_text or now
+            case AudioChunk(chunk, _):
+                if not first_audio:
+                    first_audio = played_until = now
+                underrun += max(0.0, now - played_until)
+                played_until = max(now, played_until) + len(chunk) / SAMPLE_RATE
+                samples += len(chunk)
+            case Finished():
+                pass
+    if samples < (args.frames - 1) * SAMPLES_PER_FRAME:
+        raise SystemExit(f"a request answered with {samples} samples, {args.frames} frames were asked for")
+    return Timing(first_text, first_audio, time.perf_counter() - start, samples / SAMPLE_RATE, underrun)
+
+
+def measure(server: TritonServer, args: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    text = "word " * args.prompt_tokens
+    with OmniClient(server.grpc_url, "qwen3_omni") as client:
+        start = time.perf_counter()
+        for _ in range(args.warm_up):
+            ask(client, text, args, 0)
+        print(f"warm-up of {args.warm_up} requests: {time.perf_counter() - start:.1f} s", flush=True)
+        for concurrency in args.concurrency:
+            total = max(args.requests, 4 * concurrency)
+            with ThreadPoolExecutor(concurrency) as pool:
+                list(pool.map(lambda seed: ask(client, text, args, seed), range(concurrency)))
+                start = time.perf_counter()
+                timings = list(pool.map(lambda seed: ask(client, text, args, seed), range(total)))
+                seconds = time.perf_counter() - start
+            row = {
+                "concurrency": concurrency,
+                "requests": total,
+                "first_text_ms": median(timings, "first_text"),
+                "first_audio_ms": median(timings, "first_audio"),
+                "first_audio_p95_ms": percentile(timings, "first_audio", 0.95),
+                "total_ms": median(timings, "total"),
+                "real_time_factor": round(statistics.median(t.total / t.audio_seconds for t in timings), 4),
+                "underrun_ms": median(timings, "underrun"),
+                "requests_per_s": round(total / seconds, 2),
+            }
+            print(json.dumps(row), flush=True)
+            yield row
+
+
+def median(timings: list[Timing], figure: str) -> float:
+    return round(statistics.median(getattr(timing, figure) for timing in timings) * 1e3, 1)
+
+
+def percentile(timings: list[Timing], figure: str, share: float) -> float:
+    values = sorted(getattr(timing, figure) for timing in timings)
+    return round(values[min(len(values) - 1, int(share * len(values)))] * 1e3, 1)
+
+
+def gpu_memory() -> str:
+    command = ["nvidia-smi", "--query-gpu=name,memory.used,memory.total", "--format=csv,noheader"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return "no GPU"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model-path", type=Path, default=Path("checkpoints/tiny-qwen3-omni"))
+    parser.add_argument("--gpu", type=int, help="index of the GPU; without it everything runs on the CPU")
+    parser.add_argument("--published-size", action="store_true", help="random weights in the sizes of config.json")
+    parser.add_argument("--concurrency", type=lambda text: [int(part) for part in text.split(",")], default=[1, 8, 16])
+    parser.add_argument("--requests", type=int, default=16, help="at least so many at each concurrency")
+    parser.add_argument("--prompt-tokens", type=int, default=45, help="words of the prompt; the template adds about 15")
+    parser.add_argument("--text-tokens", type=int, default=24)
+    parser.add_argument("--frames", type=int, default=70)
+    parser.add_argument("--warm-up", type=int, default=3)
+    parser.add_argument("--set", action="append", default=[], metavar="STAGE.ARGUMENT=JSON", help="a factory argument")
+    parser.add_argument("--start-timeout", type=float, default=600)
+    parser.add_argument("--server-log", type=Path)
+    parser.add_argument("--json", type=Path, help="write all rows here")
+    args = parser.parse_args()
+    overrides: dict[str, dict[str, Any]] = {}
+    for setting in args.set:
+        where, _, value = setting.partition("=")
+        stage, _, argument = where.partition(".")
+        overrides.setdefault(stage, {})[argument] = json.loads(value)
+    config = pipeline(args.model_path.resolve(), args.gpu, args.published_size, overrides)
+    with tempfile.TemporaryDirectory() as folder:
+        compile_pipeline(config, Path(folder))
+        start = time.perf_counter()
+        options = ServerOptions(model_repository=Path(folder))
+        with TritonServer.start(options, log=args.server_log, timeout_s=args.start_timeout) as server:
+            print(f"ready after {time.perf_counter() - start:.1f} s; {gpu_memory()}", flush=True)
+            rows = list(measure(server, args))
+            print(gpu_memory(), flush=True)
+    if args.json:
+        args.json.write_text(json.dumps(rows, indent=1))
+
+
+if __name__ == "__main__":
+    main()
