@@ -19,20 +19,19 @@ from omni_python.serve.triton_server import ServerOptions, TritonServer
 from tests.conftest import LeakCheck
 
 
-def socket_directories() -> set[Path]:
+def socket_directories(server: TritonServer) -> list[Path]:
     base = Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir())
-    return set(base.glob(f"omni-{os.getuid()}-*"))
+    return list(base.glob(f"omni-{os.getuid()}-{server.process.pid}-*"))
 
 
 @pytest.mark.parametrize("busy", [False, True], ids=["idle", "with requests in flight"])
 def test_nothing_is_left(tmp_path: Path, no_leaks: LeakCheck, busy: bool) -> None:
     compile_pipeline(NoopLinePipelineConfig(), tmp_path)
-    before = socket_directories()
     with no_leaks():
         with TritonServer.start(ServerOptions(model_repository=tmp_path, exit_timeout_s=10)) as server:
             stubs = psutil.Process(server.process.pid).children(recursive=True)
             assert len(stubs) == 4
-            assert len(socket_directories() - before) == 1
+            assert len(socket_directories(server)) == 1
             client = OmniClient(server.grpc_url, "noop_line")
             assert client.chat("x", sampling={"nbytes": 3 << 20}).text == '{"nbytes":3145728,"last":255}'
             if busy:
@@ -43,7 +42,7 @@ def test_nothing_is_left(tmp_path: Path, no_leaks: LeakCheck, busy: bool) -> Non
         assert time.monotonic() - start < 15
         client.close()
     assert not any(stub.is_running() for stub in stubs)
-    assert socket_directories() - before == set()
+    assert socket_directories(server) == []
 
 
 def _ask(client: OmniClient) -> None:
@@ -53,17 +52,15 @@ def _ask(client: OmniClient) -> None:
 
 def test_leftovers_of_a_killed_server_are_removed_by_the_next(tmp_path: Path) -> None:
     compile_pipeline(NoopLinePipelineConfig(), tmp_path)
-    before = socket_directories()
     with TritonServer.start(ServerOptions(model_repository=tmp_path)) as killed:
         stubs = psutil.Process(killed.process.pid).children(recursive=True)
         killed.process.kill()
         for stub in stubs:
             stub.kill()
         psutil.wait_procs(stubs, timeout=5)
-        left = socket_directories() - before
-        assert len(left) == 1
+        assert len(socket_directories(killed)) == 1
     with TritonServer.start(ServerOptions(model_repository=tmp_path)) as server:
         with OmniClient(server.grpc_url, "noop_line") as client:
             assert client.chat("x").text
-        assert not left & socket_directories()
-    assert socket_directories() - before == set()
+        assert socket_directories(killed) == []
+    assert socket_directories(server) == []
