@@ -14,7 +14,13 @@ from typing import Any, TypeVar
 import torch
 
 from omni_python.models.qwen3_omni import stages
-from omni_python.models.qwen3_omni.payloads import TalkerPrompt, ThinkerInput, ThinkerResult
+from omni_python.models.qwen3_omni.payloads import (
+    AnswerToken,
+    CodecFrames,
+    TalkerPrompt,
+    ThinkerInput,
+    ThinkerResult,
+)
 from omni_python.scheduling.base import IncomingMessage, OutgoingMessage
 from omni_python.scheduling.omni_scheduler import OmniScheduler
 
@@ -43,6 +49,11 @@ class Ended:
     def tokens(self) -> list[int]:
         assert isinstance(self.result, ThinkerResult)
         return self.result.output_ids
+
+    @property
+    def codes(self) -> list[list[int]]:
+        assert self.error is None, self.error
+        return [frame for m in self.messages if isinstance(m.data, CodecFrames) for frame in m.data.codes.tolist()]
 
     @property
     def media_hidden(self) -> torch.Tensor | None:
@@ -135,3 +146,52 @@ def collect(names: set[str]) -> dict[str, Ended]:
 def retractions() -> int:
     """How often a running request lost its slots so far."""
     return _stage.engine.retractions
+
+
+@dataclass
+class Speech:
+    """What the talker reads: its prompt and the answer's tokens, the last `late` of which come with `more`."""
+
+    prompt: TalkerPrompt
+    answer: list[int]
+    late: int = 0
+
+
+def speak(requests: Mapping[str, Speech]) -> dict[str, Ended]:
+    """Everything that was said at once; requests with late tokens are ended by `more`."""
+    for name, speech in requests.items():
+        say(name, speech)
+    return collect({name for name, speech in requests.items() if not speech.late})
+
+
+def more(requests: Mapping[str, Speech]) -> dict[str, Ended]:
+    """The late tokens of requests that wait for them; what they gave before is still to be collected."""
+    for name, speech in requests.items():
+        end(name, speech.answer[len(speech.answer) - speech.late :])
+    return collect(set(requests))
+
+
+def speak_with_aborts(requests: Mapping[str, Speech], aborts: Mapping[str, float]) -> dict[str, Ended]:
+    for name, speech in requests.items():
+        say(name, speech)
+    start = time.monotonic()
+    for name, delay in sorted(aborts.items(), key=lambda item: item[1]):
+        time.sleep(max(0.0, start + delay - time.monotonic()))
+        _stage.abort(name)
+    ended = collect({name for name, speech in requests.items() if name not in aborts and not speech.late})
+    wait_idle()
+    return ended
+
+
+def say(name: str, speech: Speech) -> None:
+    _stage.inbox.put(IncomingMessage(name, "stream_chunk", speech.prompt))
+    for token in speech.answer[: len(speech.answer) - speech.late]:
+        _stage.inbox.put(IncomingMessage(name, "stream_chunk", AnswerToken(token)))
+    if not speech.late:
+        end(name, [])
+
+
+def end(name: str, tokens: list[int]) -> None:
+    for token in tokens:
+        _stage.inbox.put(IncomingMessage(name, "stream_chunk", AnswerToken(token)))
+    _stage.inbox.put(IncomingMessage(name, "stream_done"))

@@ -33,7 +33,7 @@ class Heard:
     ends: tuple[str, str]
 
 
-@pytest.mark.parametrize("stage", ["thinker"])
+@pytest.mark.parametrize("stage", ["thinker", "talker_ar"])
 def test_every_recorded_generation_is_met_alone_and_together(stage: str) -> None:
     with ProcessPoolExecutor(1, get_context("spawn")) as pool:
         alone, together = pool.submit(answers, str(tiny_model.checkpoint()), stage).result(timeout=280)

@@ -15,8 +15,8 @@ import torch
 from sglang.srt.distributed import get_pp_group
 from sglang.srt.layers.logits_processor import LogitsProcessor
 from sglang.srt.layers.vocab_parallel_embedding import ParallelLMHead
-from sglang.srt.models.qwen2_moe import Qwen2MoeSparseMoeBlock
-from sglang.srt.models.qwen3_moe import Qwen3MoeDecoderLayer, Qwen3MoeForCausalLM
+from sglang.srt.models.qwen2_moe import Qwen2MoeMLP
+from sglang.srt.models.qwen3_moe import Qwen3MoeDecoderLayer, Qwen3MoeForCausalLM, Qwen3MoeSparseMoeBlock
 from sglang.srt.models.qwen3_vl_moe import Qwen3MoeLLMModel
 from torch import nn
 
@@ -37,12 +37,26 @@ class PromptSlice:
     tokens: int
 
 
+class SharedExpertBlock(Qwen3MoeSparseMoeBlock):
+    """With one more expert for every token, weighted by its own sigmoid gate; SGLang's own block needs a GPU for it."""
+
+    def __init__(self, layer_id: int, config: Any) -> None:
+        super().__init__(layer_id, config)
+        self.shared_expert = Qwen2MoeMLP(config.hidden_size, config.shared_expert_intermediate_size, config.hidden_act)
+        self.shared_expert_gate = nn.Linear(config.hidden_size, 1, bias=False)
+
+    def forward(self, x: torch.Tensor, forward_batch: Any = None) -> torch.Tensor:
+        # First of all, for the other experts may write their output over their input.
+        shared = torch.sigmoid(self.shared_expert_gate(x)) * self.shared_expert(x)
+        return super().forward(x, forward_batch) + shared
+
+
 class SharedExpertLayer(Qwen3MoeDecoderLayer):
     def __init__(self, config: Any, layer_id: int, **kwargs: Any) -> None:
         super().__init__(config=config, layer_id=layer_id, **kwargs)
         self.mlp: nn.Module
         del self.mlp  # frees its memory before the other one is made
-        self.mlp = Qwen2MoeSparseMoeBlock(layer_id, config)
+        self.mlp = SharedExpertBlock(layer_id, config)
 
 
 class OmniDecoder(Qwen3MoeForCausalLM):

@@ -11,7 +11,7 @@ from omni_python.models.qwen3_omni.checkpoint import load_json
 from omni_python.models.qwen3_omni.code2wav import load_code2wav
 from omni_python.models.qwen3_omni.decode import DecodeScheduler
 from omni_python.models.qwen3_omni.detokenizer import TokenBytes, load_tokenizer
-from omni_python.models.qwen3_omni.talker import load_talker
+from omni_python.models.qwen3_omni.talker import Talker, load_talker
 from omni_python.models.qwen3_omni.talker_prompt import TalkerTokens
 from omni_python.models.qwen3_omni.talker_runner import TalkerModelRunner
 from omni_python.models.qwen3_omni.thinker import Thinker, load_thinker
@@ -67,11 +67,20 @@ def create_talker(
     code2wav_stage: str = "code2wav",
     single_frames: int = 10,
     frames_per_chunk: int = 10,
-) -> TorchScheduler[Any]:
+    engine: Engine = "torch",
+) -> Scheduler:
     config = model_config(model_path)
+
+    def runner(talker: Talker) -> TalkerModelRunner:
+        return TalkerModelRunner(talker, TalkerTokens.of(config), code2wav_stage, single_frames, frames_per_chunk)
+
+    if _is_sglang(engine):
+        from omni_python.models.qwen3_omni import sglang_talker
+
+        sizes = (max_running, kv_tokens, prefill_tokens)
+        return sglang_talker.talker_scheduler(model_path, config, gpu_id, sizes, runner)
     talker = load_talker(model_path, config, *_placement(gpu_id))
-    runner = TalkerModelRunner(talker, TalkerTokens.of(config), code2wav_stage, single_frames, frames_per_chunk)
-    return TorchScheduler(runner, max_running, kv_tokens, prefill_tokens, name="talker")
+    return TorchScheduler(runner(talker), max_running, kv_tokens, prefill_tokens, name="talker")
 
 
 def create_code2wav(

@@ -1,0 +1,81 @@
+"""The talker on SGLang: its backbone there, its code predictor and projections in the model runner, within one step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from omni_python.models.qwen3_omni.checkpoint import read_tensors
+from omni_python.models.qwen3_omni.sglang_thinker import text_config
+from omni_python.models.qwen3_omni.talker import Talker
+from omni_python.models.qwen3_omni.talker_prompt import TalkerTokens
+from omni_python.models.qwen3_omni.talker_runner import TalkerModelRunner, TalkerRequest
+from omni_python.models.qwen3_omni.weights import fill
+from omni_python.scheduling.omni_scheduler import OmniScheduler
+from omni_python.sglang_engine.engine import Engine, EngineConfig
+
+
+def talker_scheduler(
+    path: str | Path,
+    config: Any,
+    gpu_id: int | None,
+    sizes: tuple[int, int, int],
+    make_runner: Callable[[Talker], TalkerModelRunner],
+) -> OmniScheduler[TalkerRequest]:
+    """As `sglang_thinker.thinker_scheduler`. Nothing is shared between requests, and no prompt is cut into pieces."""
+    dtype = torch.float32 if gpu_id is None else torch.bfloat16
+    max_running, kv_tokens, prefill_tokens = sizes
+    engine_config = EngineConfig(
+        text_config=text_config(config.talker_config.text_config),
+        checkpoint=Path(path),
+        weights={
+            "talker.model.codec_embedding.": "model.embed_tokens.",
+            "talker.model.": "model.",
+            "talker.codec_head.": "lm_head.",
+        },
+        dtype=dtype,
+        gpu_id=gpu_id,
+        max_running=max_running,
+        kv_tokens=kv_tokens,
+        prefill_tokens=prefill_tokens,
+        feedback=True,
+    )
+
+    def runner(engine: Engine) -> TalkerModelRunner:
+        return make_runner(_talker_on(engine, path, config, dtype))
+
+    return OmniScheduler(runner, _TalkerIdentity(), engine_config, "talker")
+
+
+def _talker_on(engine: Engine, path: str | Path, config: Any, dtype: torch.dtype) -> Talker:
+    """The talker without its layers: those of the engine, whose embedding and head it shares."""
+    device = str(engine.head.device)
+    tensors = {
+        "thinker_embedding.weight": read_tensors(path, "thinker.model.embed_tokens.", dtype, device)["weight"],
+        "model.codec_embedding.weight": engine.token_embedding,
+        "model.norm.weight": engine.norm,
+        "codec_head.weight": engine.head,
+    }
+    for part in ("text_projection.", "hidden_projection.", "code_predictor."):
+        read = read_tensors(path, f"talker.{part}", dtype, device)
+        tensors.update({part + name: tensor for name, tensor in read.items()})
+    with torch.device("meta"):
+        talker = Talker(config.talker_config, config.thinker_config.text_config.vocab_size)
+    talker.model.layers = torch.nn.ModuleList()
+    return fill(talker, tensors, "talker")
+
+
+class _TalkerIdentity:
+    def key(self, row: TalkerRequest) -> list[int]:
+        return [0] * row.prompt_len
+
+    def positions(self, row: TalkerRequest) -> torch.Tensor:
+        assert row.user is not None, "kept until the prompt was computed"
+        assistant = row.user.next_position + torch.arange(TalkerTokens.assistant_rows)
+        return torch.cat((row.user.positions, assistant.expand(3, -1)), dim=1)
+
+    def computed(self, row: TalkerRequest, tapped: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        pass
