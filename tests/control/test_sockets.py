@@ -53,7 +53,7 @@ def test_messages_of_many_threads_arrive_whole_and_in_order(
 
     def send(thread: int) -> None:
         for number in range(200):
-            outlet.send(CreditMessage(thread, [(number, 0, 0)]))
+            outlet.send(CreditMessage(thread, "shm", [number]))
 
     threads = [threading.Thread(target=send, args=(thread,)) for thread in range(4)]
     for thread in threads:
@@ -62,7 +62,7 @@ def test_messages_of_many_threads_arrive_whole_and_in_order(
     for _ in range(800):
         message = inbox[1].get(timeout=5)
         assert isinstance(message, CreditMessage)
-        seen[message.epoch].append(message.slots[0][0])
+        seen[message.epoch].append(message.generations[0])
     assert all(numbers == list(range(200)) for numbers in seen.values())
     outlet.close()
 

@@ -22,8 +22,10 @@ from omni_python.proto.errors import OmniError
 from omni_python.proto.messages import SubmitMessage, decode_message
 from omni_python.proto.payload import Payload
 from omni_python.proto.request import Message, OmniRequest, TextPart
+from omni_python.relay.base import RelaySettings
 
 POOL = 4 << 20
+"""Bytes of each process's relay pool."""
 
 
 @dataclass
@@ -95,11 +97,24 @@ def request(**sampling: Any) -> OmniRequest:
 
 
 @contextmanager
-def running(config: PipelineConfig, directory: Path, limits: Limits | None = None) -> Iterator[Pipeline]:
+def running(
+    config: PipelineConfig, directory: Path, limits: Limits | None = None, relay_backend: str | None = None
+) -> Iterator[Pipeline]:
+    """`relay_backend`: as if each process were on a host of its own, so that payloads go over this backend."""
     topology = resolve_topology(config)
+    relay = RelaySettings(relay_backend or "shm", POOL)
+
+    def host(process: str) -> str | None:
+        return None if relay_backend is None else f"host of {process}"
+
     processes = {
         group.name: StageProcess(
-            config.resolved_name, group.name, build_stages(config, group.name, directory), directory, POOL
+            config.resolved_name,
+            group.name,
+            build_stages(config, group.name, directory),
+            directory,
+            relay,
+            host(group.name),
         )
         for group in topology.groups
     }
@@ -111,7 +126,7 @@ def running(config: PipelineConfig, directory: Path, limits: Limits | None = Non
         assert isinstance(submitted, SubmitMessage)
         return msgspec.msgpack.encode(entry.submit(submitted))
 
-    coordinator = Coordinator(pipeline_spec(config), directory, POOL, bls, limits=limits)
+    coordinator = Coordinator(pipeline_spec(config), directory, relay, bls, limits=limits, host=host("coordinator"))
     for process in processes.values():
         process.start()
     coordinator.start()

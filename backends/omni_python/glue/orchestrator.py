@@ -13,7 +13,7 @@ from omni_python.glue.model import ModelContext
 from omni_python.glue.recovery import ModelReloader
 from omni_python.glue.request import parse_request
 from omni_python.glue.response import TritonSink, send_error
-from omni_python.pipeline.build import pipeline_spec, pool_bytes
+from omni_python.pipeline.build import pipeline_spec, relay_settings
 from omni_python.pipeline.coordinator import Coordinator
 from omni_python.proto.errors import OmniError
 
@@ -27,7 +27,7 @@ class Orchestrator:
         spec = pipeline_spec(context.config)
         self._reloader = ModelReloader(spec.models, lambda process, why: self._coordinator.give_up(process, why))
         self._coordinator = Coordinator(
-            spec, context.directory, pool_bytes(context.config), call_stage, self._reloader.recover
+            spec, context.directory, relay_settings(context.config), call_stage, self._reloader.recover
         )
         self._reloader.start()
         self._coordinator.start()

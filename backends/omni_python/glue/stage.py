@@ -11,7 +11,7 @@ import triton_python_backend_utils as pb_utils
 
 from omni_python.glue.metrics import MetricsWriter, Sample
 from omni_python.glue.model import ModelContext
-from omni_python.pipeline.build import build_stages, pool_bytes
+from omni_python.pipeline.build import build_stages, relay_settings
 from omni_python.pipeline.stage_process import StageProcess
 from omni_python.proto.errors import InvalidArgument
 from omni_python.proto.messages import SubmitMessage, SubmitReply, WireError, decode_message
@@ -25,7 +25,7 @@ class StageModel:
         config = context.config
         stages = build_stages(config, context.process, context.repository)
         self._process = StageProcess(
-            config.resolved_name, context.process, stages, context.directory, pool_bytes(config, context.process)
+            config.resolved_name, context.process, stages, context.directory, relay_settings(config, context.process)
         )
         self._process.start()
         self._metrics = MetricsWriter(config.resolved_name, self._samples)

@@ -11,6 +11,8 @@ from omni_python.config.topology import Topology, resolve_topology
 from omni_python.pipeline.spec import PipelineSpec
 from omni_python.pipeline.stage import StageSpec
 from omni_python.proto.errors import OmniError
+from omni_python.relay.base import RelaySettings
+from omni_python.relay.ways import relay_gpu
 from omni_python.scheduling.base import Scheduler
 
 
@@ -83,17 +85,17 @@ def stage_spec(stage: StageConfig) -> StageSpec:
     )
 
 
-def pool_bytes(config: PipelineConfig, process: str | None = None) -> int:
-    """The size of a process's relay pool: that of its most demanding stage (None: the orchestrator's, the default)."""
+def relay_settings(config: PipelineConfig, process: str | None = None) -> RelaySettings:
+    """A process's relay: its pool is that of its most demanding stage (None: the orchestrator's, on the CPU)."""
     topology = resolve_topology(config)
-    relays = [
-        stage.relay or RelayConfig()
-        for stage in config.stages
-        if process is None or topology.group_of(stage.name).name == process
-    ]
-    if process is None:
-        relays = [RelayConfig()]
-    return max(relay.slot_size_mb * relay.credits for relay in relays) << 20
+    group = next((group for group in topology.groups if group.name == process), None)
+    relays = [config.stage(name).relay or RelayConfig() for name in group.stages] if group else [RelayConfig()]
+    return RelaySettings(
+        backend=config.relay_backend,
+        pool_bytes=max(relay.slot_size_mb * relay.credits for relay in relays) << 20,
+        gpu=relay_gpu(config, group) if group else None,
+        rank=next((relay.rank for relay in relays if relay.rank is not None), None),
+    )
 
 
 def _function(path: str | None, where: str) -> Any:

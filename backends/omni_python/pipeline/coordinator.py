@@ -36,6 +36,7 @@ from omni_python.proto.messages import (
 )
 from omni_python.proto.payload import Payload
 from omni_python.proto.request import OmniRequest
+from omni_python.relay.base import RelaySettings
 
 CANCEL_POLL = 0.02
 """Seconds between looks at whether clients are still there (one look costs Triton about 30 us a request)."""
@@ -71,10 +72,11 @@ class Coordinator:
         self,
         spec: PipelineSpec,
         directory: Path,
-        pool_bytes: int,
+        relay: RelaySettings,
         bls: Callable[[str, bytes], bytes],
         recover: Callable[[str], None] | None = None,
         limits: Limits | None = None,
+        host: str | None = None,
     ) -> None:
         self.spec = spec
         self.limits = limits or Limits()
@@ -84,7 +86,9 @@ class Coordinator:
         self._entry_model = spec.models[spec.entry_process]
         self._recover = recover or (lambda process: None)
         self._directory = directory
-        self._endpoint = Endpoint(directory, self._on_message, pool_bytes, coordinator_address(directory, spec.name))
+        address = coordinator_address(directory, spec.name)
+        self._endpoint = Endpoint(directory, self._on_message, relay, address, host)
+        self._carrier = self._endpoint.carrier
         self._registry = Registry(self._endpoint.epoch, spec.stages)
         self._deaths = DeathWatch()
         self._requests: dict[str, _Request] = {}
@@ -116,7 +120,7 @@ class Coordinator:
 
     def stats(self) -> dict[str, int]:
         """What is held now; all zero when no request is left."""
-        return {"requests": len(self._requests), "relay_slots": self._endpoint.pool.slots_in_use}
+        return {"requests": len(self._requests), "relay_slots": self._carrier.slots_in_use}
 
     def submit(self, request: OmniRequest, sink: ResponseSink, deadline: float | None = None) -> str:
         """Admit a request and return its id at once; everything else reaches `sink`.
@@ -173,14 +177,18 @@ class Coordinator:
         payload, request.payload = request.payload, None
         if payload is None or request.state is not RequestState.PENDING:
             return
-        envelope = self._endpoint.pack(payload)
+        entry = self._registry.peer_of(self.spec.entry_stage)
+        if entry is None:
+            raise Unavailable(f"stage {self.spec.entry_stage} is not there")
+        envelope = self._carrier.pack(payload, [entry.epoch], request.id)
         message = SubmitMessage(self._endpoint.epoch, request.id, self.spec.entry_stage, envelope)
         try:
             reply: SubmitReply = decode_reply(self._bls(self._entry_model, encode_message(message)))
         except Exception as error:
-            self._endpoint.take_back(envelope)
+            self._carrier.take_back(envelope, [entry.epoch])
             raise Unavailable(f"stage {self.spec.entry_stage} did not take the request: {error}") from error
         if reply.error is not None:
+            self._carrier.take_back(envelope, [entry.epoch])  # if the stage has not given it back itself
             raise reply.error.exception()
         with self._lock:
             if request.state is RequestState.PENDING:
@@ -227,10 +235,10 @@ class Coordinator:
 
     def _payload(self, request: _Request | None, epoch: int, envelope: Envelope | None) -> Payload | None:
         if request is None or envelope is None:
-            self._endpoint.decline(epoch, envelope)
+            self._carrier.decline(epoch, envelope)
             return None
         try:
-            return self._endpoint.unpack(epoch, envelope)
+            return self._carrier.unpack(epoch, envelope)
         except OmniError as error:
             self._end(request, RequestState.FAILED, error)
             return None
@@ -246,7 +254,7 @@ class Coordinator:
             self._lose(replaced, "was restarted")
         if peer is not None:
             self._given_up.pop(peer.process, None)
-            self._endpoint.connect(peer.epoch, peer.address)
+            self._endpoint.connect(peer.epoch, peer.address, peer.site)
             self._deaths.watch(peer.epoch, peer.pid)
             self._broadcast(self._view())
         elif message.view != (self._endpoint.epoch, self._registry.version):
@@ -309,6 +317,7 @@ class Coordinator:
                 return
             request.state = state
             self.finished[state] += 1
+        self._carrier.cleanup(request.id)
         if error is None:
             self._answers.put(request.id, request.sink.finish)
             return
@@ -320,7 +329,12 @@ class Coordinator:
     def _view(self) -> PeersMessage:
         endpoint = self._endpoint
         return PeersMessage(
-            endpoint.epoch, self._registry.version, endpoint.pid, endpoint.address, self._registry.peers()
+            endpoint.epoch,
+            self._registry.version,
+            endpoint.pid,
+            endpoint.address,
+            self._registry.peers(),
+            self._carrier.site,
         )
 
     def _broadcast(self, message: AbortMessage | PeersMessage) -> None:

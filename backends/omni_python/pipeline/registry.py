@@ -36,7 +36,7 @@ class Registry:
             if before is not None and before.epoch == message.epoch:
                 self._changed.notify_all()
                 return None, None
-            peer = Peer(message.process, message.stages, message.epoch, message.pid, message.address)
+            peer = Peer(message.process, message.stages, message.epoch, message.pid, message.address, message.site)
             self._peers[message.process] = peer
             self.version += 1
             return peer, before
@@ -68,3 +68,7 @@ class Registry:
     def _is_complete(self, processes: Collection[str]) -> bool:
         newest = (self._epoch, self.version)
         return not self.missing(processes) and all(self._seen[process] == newest for process in processes)
+
+    def peer_of(self, stage: str) -> Peer | None:
+        """The process that runs a stage."""
+        return next((peer for peer in self.peers() if stage in peer.stages), None)

@@ -26,6 +26,7 @@ from omni_python.proto.messages import (
     WireError,
 )
 from omni_python.proto.payload import Payload
+from omni_python.relay.base import RelaySettings
 from omni_python.scheduling.base import Scheduler
 
 FIRST_REGISTRATION = 0.05
@@ -57,12 +58,14 @@ class StageProcess:
         process: str,
         stages: Iterable[tuple[StageSpec, Scheduler]],
         directory: Path,
-        pool_bytes: int,
+        relay: RelaySettings,
+        host: str | None = None,
     ) -> None:
         self.process = process
         self.stages = {spec.name: Stage(spec, scheduler, self) for spec, scheduler in stages}
         self._directory = directory
-        self._endpoint = Endpoint(directory, self._on_message, pool_bytes)
+        self._endpoint = Endpoint(directory, self._on_message, relay, host=host)
+        self._carrier = self._endpoint.carrier
         self._endpoint.connect(_COORDINATOR, coordinator_address(directory, pipeline))
         self._view = (0, 0)  # the coordinator's epoch and the version of its newest PeersMessage
         self._peers: dict[str, Peer] = {}  # by stage
@@ -72,7 +75,16 @@ class StageProcess:
 
     @property
     def relay_slots_in_use(self) -> int:
-        return self._endpoint.pool.slots_in_use
+        return self._carrier.slots_in_use
+
+    @property
+    def carried(self) -> dict[str, int]:
+        """Payloads sent to other processes so far, by way."""
+        return dict(self._carrier.carried)
+
+    def relay_stats(self) -> dict[str, dict[str, int]]:
+        """By relay: slots out, and how often a payload waited for one or went beside the pool."""
+        return self._carrier.stats()
 
     def start(self) -> None:
         for stage in self.stages.values():
@@ -95,7 +107,7 @@ class StageProcess:
             error: OmniError = Unavailable(f"process {self.process} has no stage {message.stage}")
             return SubmitReply(self._endpoint.epoch, WireError.of(error))
         try:
-            payload = self._endpoint.unpack(message.epoch, message.payload)
+            payload = self._carrier.unpack(message.epoch, message.payload)
         except OmniError as failure:
             return SubmitReply(self._endpoint.epoch, WireError.of(failure))
         stage.on_payload(message.request_id, CLIENT, payload)
@@ -107,29 +119,31 @@ class StageProcess:
         if local := self.stages.get(target):
             local.on_payload(request_id, source, payload)
             return
-        envelope = self._endpoint.pack(payload)
-        self._send_data(target, DataReadyMessage(self._endpoint.epoch, request_id, source, target, envelope))
+        peer = self._peer(target)
+        envelope = self._carrier.pack(payload, [peer.epoch], request_id)
+        self._send_data(peer, DataReadyMessage(self._endpoint.epoch, request_id, source, target, envelope))
 
     def send_chunk(self, source: str, target: str, request_id: str, chunk_id: int, payload: Payload) -> None:
         if local := self.stages.get(target):
             local.on_chunk(request_id, source, chunk_id, payload)
             return
-        envelope = self._endpoint.pack(payload)
-        self._send_data(target, DataReadyMessage(self._endpoint.epoch, request_id, source, target, envelope, chunk_id))
+        peer = self._peer(target)
+        envelope = self._carrier.pack(payload, [peer.epoch], request_id)
+        self._send_data(peer, DataReadyMessage(self._endpoint.epoch, request_id, source, target, envelope, chunk_id))
 
     def send_stream_done(self, source: str, target: str, request_id: str, chunks: int) -> None:
         if local := self.stages.get(target):
             local.on_stream_done(request_id, source, chunks)
             return
         message = DataReadyMessage(self._endpoint.epoch, request_id, source, target, None, chunks, is_done=True)
-        self._send_data(target, message)
+        self._send_data(self._peer(target), message)
 
     def send_to_client(self, source: str, request_id: str, payload: Payload) -> None:
-        envelope = self._endpoint.pack(payload)
+        envelope = self._carrier.pack(payload, [self._view[0]], request_id)
         self._to_coordinator(StreamMessage(self._endpoint.epoch, request_id, source, envelope))
 
     def send_result(self, source: str, request_id: str, payload: Payload) -> None:
-        envelope = self._endpoint.pack(payload)
+        envelope = self._carrier.pack(payload, [self._view[0]], request_id)
         self._to_coordinator(CompleteMessage(self._endpoint.epoch, request_id, source, envelope))
 
     def send_failure(self, source: str, request_id: str, error: BaseException) -> None:
@@ -143,18 +157,21 @@ class StageProcess:
         try:
             self._endpoint.send(_COORDINATOR, message)
         except Unavailable:
-            self._endpoint.take_back(message.payload)
+            self._carrier.take_back(message.payload, [self._view[0]])
             raise
 
-    def _send_data(self, target: str, message: DataReadyMessage) -> None:
-        peer = self._peers.get(target)
+    def _send_data(self, peer: Peer, message: DataReadyMessage) -> None:
         try:
-            if peer is None:
-                raise Unavailable("it is not registered")
             self._endpoint.send(peer.epoch, message)
         except Unavailable as error:
-            self._endpoint.take_back(message.payload)
-            raise Unavailable(f"stage {target} is not there: {error}") from None
+            self._carrier.take_back(message.payload, [peer.epoch])
+            raise Unavailable(f"stage {message.target} is not there: {error}") from None
+
+    def _peer(self, stage: str) -> Peer:
+        try:
+            return self._peers[stage]
+        except KeyError:
+            raise Unavailable(f"stage {stage} is not there: it is not registered") from None
 
     # -- receiving thread
 
@@ -163,6 +180,7 @@ class StageProcess:
             case DataReadyMessage():
                 self._on_data(message)
             case AbortMessage():
+                self._carrier.cleanup(message.request_id)
                 for stage in self.stages.values():
                     stage.abort(message.request_id)
             case PeersMessage():
@@ -173,7 +191,7 @@ class StageProcess:
     def _on_data(self, message: DataReadyMessage) -> None:
         stage = self.stages.get(message.target)
         if stage is None or message.epoch in self._dead or stage.is_over(message.request_id):
-            self._endpoint.decline(message.epoch, message.payload)
+            self._carrier.decline(message.epoch, message.payload)
             return
         if message.is_done:
             stage.on_stream_done(message.request_id, message.source, message.chunk_id)
@@ -182,7 +200,7 @@ class StageProcess:
             log.warning("dropped a payload message without a payload from %s", message.source)
             return
         try:
-            payload = self._endpoint.unpack(message.epoch, message.payload)
+            payload = self._carrier.unpack(message.epoch, message.payload)
         except OmniError as error:
             stage.fail(message.request_id, error)
             return
@@ -195,7 +213,7 @@ class StageProcess:
         if message.epoch != self._view[0]:
             self._drop_requests()  # whatever runs here belongs to another coordinator
             self._deaths.watch(message.epoch, message.pid)
-            self._endpoint.connect(message.epoch, message.address)
+            self._endpoint.connect(message.epoch, message.address, message.site)
         elif message.version <= self._view[1]:
             return
         epochs = {peer.epoch for peer in message.peers}
@@ -204,7 +222,7 @@ class StageProcess:
                 self._dead.add(peer.epoch)
                 self._endpoint.forget(peer.epoch)
         for peer in message.peers:
-            self._endpoint.connect(peer.epoch, peer.address)
+            self._endpoint.connect(peer.epoch, peer.address, peer.site)
         self._peers = {stage: peer for peer in message.peers for stage in peer.stages}
         self._view = (message.epoch, message.version)
         self._deaths.wake()  # tell the coordinator: it submits nothing before everybody has seen the newest view
@@ -221,6 +239,7 @@ class StageProcess:
                 self._endpoint.pid,
                 self._endpoint.address,
                 self._view,
+                self._carrier.site,
             )
             try:
                 self._endpoint.send(_COORDINATOR, message)

@@ -24,6 +24,15 @@ ALIGNMENT = 64
 
 MAX_DIMENSIONS = 16
 
+MAX_TENSORS = 16_384
+"""Tensors in one payload."""
+
+MAX_BODY = 32 << 20
+"""Bytes of a payload without its tensors: half of the longest message that a socket takes."""
+
+_MAX_SIZE = 1 << 48
+"""Of one dimension; beyond it, shapes without elements overflow torch's arithmetic."""
+
 _TENSOR = 1
 _DTYPES: tuple[tuple[str, int], ...] = (  # the index is the wire value: append only
     ("uint8", 1),
@@ -58,22 +67,66 @@ class _TensorHeader(msgspec.Struct, array_like=True, frozen=True, gc=False):
     shape: tuple[int, ...]
     offset: int
     nbytes: int
+    on_device: bool = False
+
+
+class DevicePart:
+    """A payload's CUDA tensors, not copied yet."""
+
+    __slots__ = ("_sources", "nbytes")
+
+    def __init__(self) -> None:
+        self.nbytes = 0
+        """Bytes that `write_to` needs."""
+        self._sources: list[tuple[int, Any]] = []
+
+    def add(self, source: Any) -> int:
+        """Take a contiguous uint8 CUDA tensor [n]; returns its offset."""
+        offset = self.nbytes
+        self._sources.append((offset, source))
+        self.nbytes = _aligned(offset + source.numel())
+        return offset
+
+    def write_to(self, buffer: Any) -> None:
+        """Copy the tensors into `buffer`, a uint8 CUDA tensor [at least nbytes], on torch's current stream."""
+        for offset, source in self._sources:
+            buffer[offset : offset + source.numel()].copy_(source, non_blocking=True)
 
 
 class EncodedPayload:
-    """A payload taken apart: `body` (MessagePack) and the buffers of its tensors, not copied yet."""
+    """A payload taken apart: `body` (MessagePack) and the buffers of its tensors, not copied yet.
 
-    __slots__ = ("_buffers", "body", "nbytes", "type")
+    `keep_cuda` leaves CUDA tensors where they are, as `device`; otherwise they are copied to the host.
+    """
 
-    def __init__(self, payload: Payload) -> None:
+    __slots__ = ("_buffers", "_keep_cuda", "_tensors", "body", "device", "nbytes", "type")
+
+    def __init__(self, payload: Payload, keep_cuda: bool = False) -> None:
         self.type = type_name(type(payload))
         self.nbytes = 0
         """Bytes that `write_to` needs."""
+        self.device = DevicePart()
         self._buffers: list[tuple[int, np.ndarray]] = []
+        self._keep_cuda = keep_cuda
+        self._tensors = 0
         try:
             self.body = msgspec.msgpack.Encoder(enc_hook=self._lift).encode(payload)
         except (TypeError, RecursionError, OverflowError) as error:
             raise CodecError(f"{self.type} cannot be sent: {error}") from error
+        if len(self.body) > MAX_BODY:
+            raise CodecError(
+                f"{self.type} cannot be sent: {len(self.body)} bytes beside its tensors, and at most {MAX_BODY} go "
+                f"into a message; carry large bytes as uint8 arrays"
+            )
+
+    def lies_at(self, address: int) -> bool:
+        """Whether the tensors already are at `address` just as `write_to` would put them there."""
+        return all(source.ctypes.data == address + offset for offset, source in self._buffers)
+
+    @property
+    def address(self) -> int:
+        """Where the first tensor's bytes are; 0 without tensors."""
+        return self._buffers[0][1].ctypes.data if self._buffers else 0
 
     def write_to(self, buffer: np.ndarray) -> None:
         """Copy the tensors into `buffer`, uint8 [at least nbytes]."""
@@ -91,9 +144,14 @@ class EncodedPayload:
         return buffer.tobytes()
 
     def _lift(self, value: object) -> msgspec.msgpack.Ext:
+        self._tensors += 1
+        if self._tensors > MAX_TENSORS:
+            raise TypeError(f"more than {MAX_TENSORS} tensors")
         if isinstance(value, np.ndarray):
             dtype, shape, data = value.dtype.name, value.shape, _numpy_bytes(value)
         elif type(value).__module__.partition(".")[0] == "torch":
+            if self._keep_cuda and getattr(value, "is_cuda", False):
+                return self._lift_cuda(value)
             dtype, shape, data = _torch_bytes(value)
         elif isinstance(value, np.generic):
             raise TypeError(f"numpy scalar {value!r}: use a Python number or an array")
@@ -107,10 +165,15 @@ class EncodedPayload:
         if data.nbytes:
             offset = self.nbytes
             self._buffers.append((offset, data))
-            self.nbytes = offset + data.nbytes
-            self.nbytes += -self.nbytes % ALIGNMENT
-        header = _TensorHeader(dtype_id, shape, offset, data.nbytes)
-        return msgspec.msgpack.Ext(_TENSOR, msgspec.msgpack.encode(header))
+            self.nbytes = _aligned(offset + data.nbytes)
+        return _extension(_TensorHeader(dtype_id, shape, offset, data.nbytes))
+
+    def _lift_cuda(self, value: Any) -> msgspec.msgpack.Ext:
+        dtype, shape, raw = _raw_torch(value.detach().contiguous())
+        if dtype not in _DTYPE_IDS:
+            raise TypeError(f"dtype {dtype} may not cross a stage border")
+        offset = self.device.add(raw) if raw.numel() else 0
+        return _extension(_TensorHeader(_DTYPE_IDS[dtype], shape, offset, raw.numel(), True))
 
 
 class PayloadDecoder:
@@ -119,21 +182,33 @@ class PayloadDecoder:
     def __init__(self) -> None:
         self._decoders: dict[str, msgspec.msgpack.Decoder[Any]] = {}
         self._headers = msgspec.msgpack.Decoder(_TensorHeader)
-        self._buffer = np.empty(0, np.uint8)
+        self._buffer: np.ndarray
+        self._device: Any
+        self._forget()
 
-    def decode(self, type: str, body: bytes, buffer: np.ndarray) -> Payload:
-        """The payload; its tensors are views of `buffer`, uint8 [n]. Raises `CodecError` for anything malformed."""
+    def decode(self, type: str, body: bytes, buffer: np.ndarray, device: Any = None) -> Payload:
+        """The payload; its tensors are views of `buffer`, uint8 [n], or of `device`, a uint8 CUDA tensor [m].
+
+        Raises `CodecError` for anything malformed.
+        """
         decoder = self._decoders.get(type)
         if decoder is None:
             decoder = msgspec.msgpack.Decoder(payload_type(type), ext_hook=self._view, dec_hook=_as_annotated)
             self._decoders[type] = decoder
-        self._buffer = buffer
+        self._buffer, self._device = buffer, device
+        self._bytes_left = len(buffer) + (0 if device is None else device.numel())
+        self._tensors_left = MAX_TENSORS
         try:
             return cast(Payload, decoder.decode(body))
-        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        except (msgspec.MsgspecError, ValueError, RecursionError, RuntimeError) as error:
             raise CodecError(f"malformed {type}: {error}") from error
         finally:
-            self._buffer = np.empty(0, np.uint8)
+            self._forget()
+
+    def _forget(self) -> None:
+        """Let go of the buffers, which may be slots of a relay."""
+        self._buffer, self._device = np.empty(0, np.uint8), None
+        self._bytes_left = self._tensors_left = 0
 
     def _view(self, code: int, data: memoryview) -> _TensorView:
         if code != _TENSOR:
@@ -141,21 +216,32 @@ class PayloadDecoder:
         header = self._headers.decode(data)
         if not 0 <= header.dtype < len(_DTYPES):
             raise ValueError(f"unknown dtype {header.dtype}")
-        if len(header.shape) > MAX_DIMENSIONS or any(size < 0 for size in header.shape):
+        if len(header.shape) > MAX_DIMENSIONS or not all(0 <= size < _MAX_SIZE for size in header.shape):
             raise ValueError(f"impossible shape {header.shape[:MAX_DIMENSIONS]}")
         name, itemsize = _DTYPES[header.dtype]
         end = header.offset + header.nbytes
-        if math.prod(header.shape) * itemsize != header.nbytes or header.offset < 0 or end > len(self._buffer):
+        if header.on_device and self._device is None:
+            raise ValueError("a tensor on a GPU came without its memory")
+        length = self._device.numel() if header.on_device else len(self._buffer)
+        if math.prod(header.shape) * itemsize != header.nbytes or header.offset < 0 or end > length:
             raise ValueError("a tensor reaches beyond its buffer")
+        self._bytes_left -= header.nbytes
+        self._tensors_left -= 1
+        if self._bytes_left < 0 or self._tensors_left < 0:
+            raise ValueError("there are more tensors than its buffer holds")
         if header.nbytes and header.offset % ALIGNMENT:
             raise ValueError("a tensor is not aligned")
+        if header.on_device:
+            return _TensorView(name, header.shape, self._device[header.offset : end], True)
         return _TensorView(name, header.shape, self._buffer[header.offset : end])
 
 
 class _TensorView(msgspec.Struct):
     dtype: str
     shape: tuple[int, ...]
-    data: np.ndarray
+    data: Any
+    """uint8 [n]: an array, or a CUDA tensor where `on_device`."""
+    on_device: bool = False
 
 
 def _as_annotated(annotation: type, value: object) -> object:
@@ -163,15 +249,18 @@ def _as_annotated(annotation: type, value: object) -> object:
     if not isinstance(value, _TensorView):
         raise ValueError(f"expected a tensor, got {type(value).__name__}")
     if annotation is np.ndarray:
+        if value.on_device:
+            raise ValueError("a tensor on a GPU does not fit numpy.ndarray")
         try:
             return value.data.view(value.dtype).reshape(value.shape)
         except TypeError:
             raise ValueError(f"numpy has no {value.dtype}") from None
     torch = sys.modules.get("torch")
     if torch is not None and annotation is torch.Tensor:
-        if not value.data.nbytes:
-            return torch.empty(value.shape, dtype=getattr(torch, value.dtype))
-        flat = torch.from_numpy(value.data)
+        if not math.prod(value.shape):
+            device = value.data.device if value.on_device else "cpu"
+            return torch.empty(value.shape, dtype=getattr(torch, value.dtype), device=device)
+        flat = value.data if value.on_device else torch.from_numpy(value.data)
         return flat.view(getattr(torch, value.dtype)).view(value.shape)
     raise ValueError(f"a tensor does not fit {annotation!r}")
 
@@ -184,9 +273,23 @@ def _torch_bytes(value: Any) -> tuple[str, tuple[int, ...], np.ndarray]:
     torch = sys.modules["torch"]
     if not isinstance(value, torch.Tensor):
         raise TypeError(f"a {type(value).__name__} may not cross a stage border")
-    tensor = value.detach().cpu().contiguous()
+    dtype, shape, raw = _raw_torch(value.detach().cpu().contiguous())
+    return dtype, shape, raw.numpy()
+
+
+def _raw_torch(tensor: Any) -> tuple[str, tuple[int, ...], Any]:
+    """The dtype's name, the shape, and the bytes as a uint8 tensor [n] that shares a contiguous tensor's memory."""
+    torch = sys.modules["torch"]
     if tensor.is_complex():
         raw = torch.view_as_real(tensor.resolve_conj()).reshape(-1).view(torch.uint8)
     else:
         raw = tensor.reshape(-1).view(torch.uint8)
-    return str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), raw.numpy()
+    return str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), raw
+
+
+def _extension(header: _TensorHeader) -> msgspec.msgpack.Ext:
+    return msgspec.msgpack.Ext(_TENSOR, msgspec.msgpack.encode(header))
+
+
+def _aligned(nbytes: int) -> int:
+    return nbytes + -nbytes % ALIGNMENT

@@ -11,31 +11,36 @@ import secrets
 import msgspec
 
 from omni_python.proto.errors import OmniError
-
-
-class ShmRef(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """Where a payload's tensors lie: a slot of the sender's shared-memory pool.
-
-    `pid` and `fd` name the memory (`/proc/<pid>/fd/<fd>`), `size` is the whole segment's, `generation` tells
-    one use of the slot from the next. `pressed`: the pool is running low, so copy out and give the slot back.
-    """
-
-    pid: int
-    fd: int
-    size: int
-    offset: int
-    nbytes: int
-    generation: int
-    pressed: bool = False
+from omni_python.proto.refs import CudaRef, Ref
 
 
 class Envelope(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """An encoded payload. Its tensors are `inline`, or in the slot `ref`."""
+    """An encoded payload. Its tensors on the host are `inline`, or in the slot `ref`; those on a GPU in `device`."""
 
     type: str
     body: bytes
     inline: bytes = b""
-    ref: ShmRef | None = None
+    ref: Ref | None = None
+    device: CudaRef | None = None
+
+    @property
+    def refs(self) -> tuple[Ref, ...]:
+        return tuple(ref for ref in (self.ref, self.device) if ref is not None)
+
+
+class RelayInfo(msgspec.Struct, array_like=True, frozen=True):
+    """What a peer has to know to reach a process by one relay; `data` is the backend's own."""
+
+    relay: str
+    data: bytes = b""
+
+
+class Site(msgspec.Struct, array_like=True, frozen=True):
+    """Where a process is: its host, its GPU's UUID ("" for none), and the relays that it reads and writes."""
+
+    host: str = ""
+    gpu: str = ""
+    relays: tuple[RelayInfo, ...] = ()
 
 
 class WireError(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -109,9 +114,10 @@ class AbortMessage(_Message, frozen=True):
 
 
 class CreditMessage(_Message, frozen=True):
-    """Receiver to sender of payloads: these slots (fd, offset, generation) are free again."""
+    """Receiver to sender of payloads: it is done with these uses (generations) of slots of one relay."""
 
-    slots: list[tuple[int, int, int]]
+    relay: str
+    generations: list[int]
 
 
 class RegisterMessage(_Message, frozen=True):
@@ -122,6 +128,7 @@ class RegisterMessage(_Message, frozen=True):
     pid: int
     address: str
     view: tuple[int, int]
+    site: Site = Site()
 
 
 class Peer(msgspec.Struct, array_like=True, frozen=True):
@@ -132,6 +139,7 @@ class Peer(msgspec.Struct, array_like=True, frozen=True):
     epoch: int
     pid: int
     address: str
+    site: Site = Site()
 
 
 class PeersMessage(_Message, frozen=True):
@@ -141,6 +149,7 @@ class PeersMessage(_Message, frozen=True):
     pid: int
     address: str
     peers: list[Peer]
+    site: Site = Site()
 
 
 ControlMessage = (

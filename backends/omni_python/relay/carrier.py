@@ -1,0 +1,194 @@
+"""A process's payloads, on their way out and in: the codec, and whichever relay the way to a peer takes."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from omni_python.proto.codec import EncodedPayload, PayloadDecoder
+from omni_python.proto.errors import OmniError, Unavailable
+from omni_python.proto.messages import Envelope, RelayInfo, Site
+from omni_python.proto.payload import Payload
+from omni_python.proto.refs import CudaRef, MooncakeRef, NcclRef, NixlRef, Ref, ShmRef
+from omni_python.relay.base import CreditFn, Relay, RelaySettings, RelayUnavailable, TransferFailed, open_relay
+from omni_python.relay.slots import OutOfSlots
+from omni_python.relay.ways import device_way, host_identity, host_way
+
+_RELAY_OF: dict[type[Ref], str] = {
+    ShmRef: "shm",
+    NixlRef: "nixl",
+    MooncakeRef: "mooncake",
+    NcclRef: "nccl",
+    CudaRef: "cuda_shm",
+}
+
+CUDA_PATIENCE = 1.0
+"""Seconds to wait for room on the GPU before a payload goes through the host instead."""
+
+log = logging.getLogger(__name__)
+
+
+class Carrier:
+    """All relays of a process. Peers are known by epoch. Thread-safe.
+
+    `host` stands for the host's identity, for tests that set processes apart.
+    """
+
+    def __init__(self, settings: RelaySettings, epoch: int, credit: CreditFn, host: str | None = None) -> None:
+        self._relays: dict[str, Relay[Any]] = {}
+        self._backend = settings.backend
+        for name in dict.fromkeys(("shm", settings.backend)):
+            self._relays[name] = open_relay(name, settings, epoch, credit)
+        gpu = ""
+        if settings.gpu is not None:
+            try:
+                cuda = open_relay("cuda_shm", settings, epoch, credit)
+            except RelayUnavailable as error:
+                log.warning("tensors on the GPU go through the host: %s", error)
+            else:
+                self._relays["cuda_shm"] = cuda
+                gpu = cuda.announcement().decode("ascii", "ignore")[:64]
+        infos = tuple(RelayInfo(name, relay.announcement()) for name, relay in self._relays.items())
+        self.site = Site(host_identity() if host is None else host, gpu, infos)
+        self._sites: dict[int, Site] = {}
+        self._decoders = threading.local()
+        self.carried: Counter[str] = Counter()
+        """Payloads sent, by way."""
+
+    @property
+    def slots_in_use(self) -> int:
+        return sum(len(relay.slots) for relay in self._relays.values())
+
+    def stats(self) -> dict[str, dict[str, int]]:
+        """By relay: slots out, and how often a payload waited or went beside the pool."""
+        return {name: relay.stats for name, relay in self._relays.items()}
+
+    def introduce(self, epoch: int, site: Site) -> None:
+        """A peer: where it is, and how its relays are reached. Repeating it does no harm."""
+        if self._sites.get(epoch) == site:
+            return
+        self._sites[epoch] = site
+        for info in site.relays:
+            if (relay := self._relays.get(info.relay)) is not None:
+                relay.introduce(epoch, info.data)
+
+    # -- payloads
+
+    def pack(self, payload: Payload, readers: Sequence[int], request_id: str = "") -> Envelope:
+        """Encode for the processes with these epochs, which all go the same way; each must get the envelope once.
+
+        May wait for a slot. Raises `CodecError`, `Unavailable`, and `Cancelled` when the request ends meanwhile.
+        """
+        if not readers:
+            raise Unavailable("there is nobody to send to")
+        sites = [self._site(reader) for reader in readers]
+        same_host = all(site.host == self.site.host for site in sites)
+        on_device = device_way(same_host, "cuda_shm" in self._relays and all(site.gpu for site in sites))
+        encoded = EncodedPayload(payload, keep_cuda=on_device is not None)
+        device: CudaRef | None = None
+        if on_device is not None and encoded.device.nbytes:
+            try:
+                device = self._relays[on_device].put(encoded.device, readers, request_id, CUDA_PATIENCE).metadata  # type: ignore[arg-type]
+            except OutOfSlots:
+                encoded = EncodedPayload(payload)
+            else:
+                self.carried[on_device] += 1
+        way = host_way(encoded.nbytes, same_host, self._backend)
+        if encoded.nbytes or device is None:
+            self.carried[way] += 1
+        if way == "inline":
+            return Envelope(encoded.type, encoded.body, encoded.inline(), device=device)
+        try:
+            ref = self._relays[way].put(encoded, readers, request_id).metadata
+        except BaseException:
+            if device is not None:
+                self._take_back(device, readers)
+            raise
+        return Envelope(encoded.type, encoded.body, ref=ref, device=device)
+
+    def travels(self, envelope: Envelope | None) -> bool:
+        """Whether `unpack` has to wait until the bytes have come."""
+        return envelope is not None and any(
+            relay.travels for ref in envelope.refs if (relay := self._relays.get(_RELAY_OF[type(ref)])) is not None
+        )
+
+    def unpack(self, sender: int, envelope: Envelope) -> Payload:
+        """The payload; its tensors may be views of the sender's slot, which is credited when they are gone.
+
+        Raises `CodecError`, and `TransferFailed` when the bytes cannot be had; slots are credited in any case.
+        """
+        decoder = getattr(self._decoders, "decoder", None)
+        if decoder is None:
+            decoder = self._decoders.decoder = PayloadDecoder()
+        pending = list(envelope.refs)
+        views: dict[Ref, Any] = {}
+        try:
+            while pending:
+                ref = pending[0]
+                views[ref] = self._relay(ref).get_view(sender, ref)
+                pending.pop(0)
+        except OmniError:
+            for ref in pending:
+                self._decline(sender, ref)
+            raise
+        buffer = np.frombuffer(envelope.inline, np.uint8) if envelope.ref is None else views[envelope.ref]
+        device = None if envelope.device is None else views[envelope.device]
+        payload: Payload = decoder.decode(envelope.type, envelope.body, buffer, device)
+        return payload
+
+    def decline(self, sender: int, envelope: Envelope | None) -> None:
+        """Give a payload's slots back unread."""
+        for ref in envelope.refs if envelope is not None else ():
+            self._decline(sender, ref)
+
+    def take_back(self, envelope: Envelope | None, readers: Sequence[int]) -> None:
+        """A payload that could not be sent to these readers, who will never credit it."""
+        for ref in envelope.refs if envelope is not None else ():
+            self._take_back(ref, readers)
+
+    # -- lifetimes
+
+    def credit(self, relay: str, generation: int, reader: int) -> None:
+        if (known := self._relays.get(relay)) is not None:
+            known.credit(generation, reader)
+
+    def cleanup(self, request_id: str) -> None:
+        """A request is over: whoever waits for a slot for it stops."""
+        for relay in self._relays.values():
+            relay.cleanup(request_id)
+
+    def forget(self, epoch: int) -> None:
+        """A peer is dead, says the coordinator: what it held comes back."""
+        self._sites.pop(epoch, None)
+        for relay in self._relays.values():
+            relay.forget(epoch)
+
+    def close(self) -> None:
+        for relay in self._relays.values():
+            relay.close()
+
+    def _site(self, epoch: int) -> Site:
+        try:
+            return self._sites[epoch]
+        except KeyError:
+            raise Unavailable("the receiving process is gone") from None
+
+    def _relay(self, ref: Ref) -> Relay[Any]:
+        name = _RELAY_OF[type(ref)]
+        try:
+            return self._relays[name]
+        except KeyError:
+            raise TransferFailed(f"a payload came over {name}, which this process does not run") from None
+
+    def _decline(self, sender: int, ref: Ref) -> None:
+        if (relay := self._relays.get(_RELAY_OF[type(ref)])) is not None:
+            relay.decline(sender, ref)
+
+    def _take_back(self, ref: Ref, readers: Sequence[int]) -> None:
+        for reader in readers:
+            self._relay(ref).credit(ref.generation, reader)

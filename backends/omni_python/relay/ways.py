@@ -1,0 +1,67 @@
+"""Which way a payload goes from one process to another, and why. Decided for each edge and payload."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from omni_python.config.schema import PipelineConfig, RelayConfig
+from omni_python.config.topology import Edge, ProcessGroup, Topology
+
+INLINE_LIMIT = 16 * 1024
+"""Bytes of tensors up to which a payload rides in its message: below it a slot costs more than the copy."""
+
+
+def host_way(nbytes: int, same_host: bool, backend: str) -> str:
+    """How a payload's tensors on the host travel: "inline", or by which relay."""
+    if nbytes <= INLINE_LIMIT:
+        return "inline"
+    return "shm" if same_host else backend
+
+
+def device_way(same_host: bool, both_on_gpus: bool) -> str | None:
+    """How tensors on a GPU travel: by which relay, or None: they are copied to the host and go as those do."""
+    return "cuda_shm" if same_host and both_on_gpus else None
+
+
+def host_identity() -> str:
+    """Equal in two processes that can open each other's memory: one kernel, one PID namespace, one value of the
+    environment variable OMNI_RELAY_HOST (for processes that only seem to share a host)."""
+    with open("/proc/sys/kernel/random/boot_id") as file:
+        boot = file.read().strip()
+    return f"{boot}/{os.readlink('/proc/self/ns/pid')}/{os.environ.get('OMNI_RELAY_HOST', '')}"
+
+
+@dataclass(frozen=True)
+class Way:
+    """What `payload` is (for example "up to 16 KB"), how it travels, and why."""
+
+    payload: str
+    relay: str
+    reason: str
+
+
+def explain(config: PipelineConfig, topology: Topology, edge: Edge) -> Iterator[Way]:
+    """All ways of an edge. The processes of a pipeline are models of one server, so that they share a host."""
+    if edge.same_process:
+        yield Way("everything", "by reference", "same process")
+        return
+    yield Way(f"up to {INLINE_LIMIT >> 10} KB", "in the message", "cheaper than a slot and its credit")
+    source, target = topology.group_of(edge.source), topology.group_of(edge.target)
+    sender, receiver = relay_gpu(config, source), relay_gpu(config, target)
+    if sender is not None and receiver is not None:
+        how = f"same GPU {sender}, nothing is copied" if sender == receiver else f"GPU {sender} to GPU {receiver}"
+        yield Way("tensors on the GPU", "cuda_shm", f"same host, {how}")
+    elif source.gpu is not None:
+        why = "the sender's relay.device is cpu" if sender is None else "the receiver has no GPU"
+        yield Way("tensors on the GPU", "shm", f"{why}: copied to the host first")
+    yield Way("larger tensors on the host", "shm", "same host")
+    if config.relay_backend != "shm":
+        yield Way("processes on other hosts", config.relay_backend, "relay_backend")
+
+
+def relay_gpu(config: PipelineConfig, group: ProcessGroup) -> int | None:
+    """The GPU where a process keeps a pool: its own, unless a stage of it asks for relay.device cpu."""
+    relays = [config.stage(name).relay or RelayConfig() for name in group.stages]
+    return None if any(relay.device == "cpu" for relay in relays) else group.gpu
