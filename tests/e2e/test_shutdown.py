@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import tempfile
 import threading
@@ -35,20 +34,28 @@ def test_nothing_is_left(tmp_path: Path, no_leaks: LeakCheck, busy: bool) -> Non
             client = OmniClient(server.grpc_url, "noop_line")
             assert client.chat("x", sampling={"nbytes": 3 << 20}).text == '{"nbytes":3145728,"last":255}'
             if busy:
-                for _ in range(3):
-                    threading.Thread(target=_ask, args=(client,), daemon=True).start()
-                time.sleep(0.2)
+                answers: list[str] = []
+                asking = [threading.Thread(target=_ask, args=(client, answers)) for _ in range(3)]
+                for thread in asking:
+                    thread.start()
+                time.sleep(0.1)
             start = time.monotonic()
         assert time.monotonic() - start < 15
+        if busy:
+            for thread in asking:
+                thread.join()
+            assert answers == ['{"nbytes":7,"last":6}'] * 3, "SIGTERM lets requests in flight end"
         client.close()
     _, alive = psutil.wait_procs(stubs, timeout=2)
     assert not [stub for stub in alive if stub.status() != psutil.STATUS_ZOMBIE]
     assert socket_directories(server) == []
 
 
-def _ask(client: OmniClient) -> None:
-    with contextlib.suppress(OmniClientError):  # the server may end it, but not hang on it
-        client.chat("x", sampling={"delay": 1.0})
+def _ask(client: OmniClient, answers: list[str]) -> None:
+    try:
+        answers.append(client.chat("x", sampling={"delay": 0.15, "nbytes": 7}).text)
+    except OmniClientError as error:
+        answers.append(str(error))
 
 
 def test_leftovers_of_a_killed_server_are_removed_by_the_next(tmp_path: Path) -> None:

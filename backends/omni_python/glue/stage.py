@@ -16,6 +16,10 @@ from omni_python.pipeline.stage_process import StageProcess
 from omni_python.proto.errors import InvalidArgument
 from omni_python.proto.messages import SubmitMessage, SubmitReply, WireError, decode_message
 
+DRAIN_TIMEOUT = 1.2
+"""Seconds that an unloaded model waits for requests that need it. Triton kills a stub that takes 2 s to finalize, and
+then aborts itself on the lock that the stub held (seen with 24.10)."""
+
 
 class StageModel:
     """Owns the process's stages."""
@@ -40,6 +44,7 @@ class StageModel:
             )
 
     def finalize(self) -> None:
+        self._process.drain(DRAIN_TIMEOUT)
         self._metrics.stop()
         self._process.stop()
 

@@ -25,6 +25,8 @@ from omni_python.proto.messages import (
     CompleteMessage,
     ControlMessage,
     Envelope,
+    GoodbyeMessage,
+    LeaveMessage,
     Peer,
     PeersMessage,
     RegisterMessage,
@@ -93,6 +95,7 @@ class Coordinator:
         self._deaths = DeathWatch()
         self._requests: dict[str, _Request] = {}
         self._heard: dict[int, float] = {}  # epoch -> when it last registered
+        self._leaving: dict[int, Peer] = {}  # epoch -> a process whose model is being unloaded
         self._given_up: dict[str, str] = {}  # process -> why it will not come back
         self._lock = threading.Lock()
         self._numbers = itertools.count(1)
@@ -152,7 +155,7 @@ class Coordinator:
 
     def give_up(self, process: str, why: str) -> None:
         """A process will not come back: refuse at once what needs it, and say why."""
-        log.error("process %s: %s", process, why)
+        log.warning("process %s: %s", process, why)
         self._given_up[process] = why
         for request in list(self._requests.values()):
             if process in request.processes and request.state is RequestState.PENDING:
@@ -207,6 +210,8 @@ class Coordinator:
                 self._on_complete(message)
             case RegisterMessage():
                 self._on_register(message)
+            case LeaveMessage():
+                self._on_leave(message.epoch)
             case _:
                 log.warning("the coordinator got a %s", type(message).__name__)
 
@@ -260,6 +265,25 @@ class Coordinator:
         elif message.view != (self._endpoint.epoch, self._registry.version):
             self._tell(message.epoch, self._view())
 
+    def _on_leave(self, epoch: int) -> None:
+        peer = self._registry.peer(epoch)
+        if peer is not None:
+            self._leaving[epoch] = peer
+            self.give_up(peer.process, "its model is being unloaded")
+            self._release()
+
+    def _release(self) -> None:
+        """Say goodbye to leaving processes that no running request needs."""
+        for epoch, peer in list(self._leaving.items()):
+            if any(peer.process in request.processes for request in list(self._requests.values())):
+                continue
+            if self._leaving.pop(epoch, None) is not None:
+                self._registry.remove(epoch)
+                self._heard.pop(epoch, None)
+                self._deaths.forget(epoch)
+                self._tell(epoch, GoodbyeMessage(self._endpoint.epoch))
+                self._broadcast(self._view())
+
     # -- watching thread
 
     def _watch(self) -> None:
@@ -268,9 +292,12 @@ class Coordinator:
             wait = max(0.0, next_check - time.monotonic()) if self._requests else 1.0
             for epoch in self._deaths.wait(wait):
                 peer = self._registry.remove(epoch)
-                if peer is not None:
-                    self._lose(peer, "died")
-                    self._broadcast(self._view())
+                if peer is None:
+                    continue
+                unloaded = epoch in self._leaving
+                self._lose(peer, "was unloaded" if unloaded else "died")
+                self._broadcast(self._view())
+                if not unloaded:
                     self._recover(peer.process)
             if time.monotonic() >= next_check:
                 next_check = time.monotonic() + CANCEL_POLL
@@ -299,10 +326,11 @@ class Coordinator:
         stages = ", ".join(peer.stages)
         log.error("process %s (%s) %s", peer.process, stages, what)
         self._heard.pop(peer.epoch, None)
+        self._leaving.pop(peer.epoch, None)
         self._deaths.forget(peer.epoch)
         self._endpoint.forget(peer.epoch)
         if peer.process == self.spec.entry_process:
-            self._submissions.replace()
+            self._submissions.replace_stuck()
         for request in list(self._requests.values()):
             handed_over = request.payload is None  # those that still wait may find the process restored
             if handed_over and peer.process in request.processes:
@@ -320,9 +348,11 @@ class Coordinator:
         self._carrier.cleanup(request.id)
         if error is None:
             self._answers.put(request.id, request.sink.finish)
-            return
-        self._broadcast(AbortMessage(self._endpoint.epoch, request.id))
-        self._answers.put(request.id, lambda: request.sink.fail(error))
+        else:
+            self._broadcast(AbortMessage(self._endpoint.epoch, request.id))
+            self._answers.put(request.id, lambda: request.sink.fail(error))
+        if self._leaving:
+            self._release()
 
     # -- messages to stage processes
 
@@ -341,7 +371,7 @@ class Coordinator:
         for peer in self._registry.peers():
             self._tell(peer.epoch, message)
 
-    def _tell(self, epoch: int, message: AbortMessage | PeersMessage) -> None:
+    def _tell(self, epoch: int, message: AbortMessage | PeersMessage | GoodbyeMessage) -> None:
         try:
             self._endpoint.send(epoch, message)
         except OmniError as error:

@@ -52,6 +52,9 @@ class Registry:
                     return peer
         return None
 
+    def peer(self, epoch: int) -> Peer | None:
+        return next((peer for peer in self.peers() if peer.epoch == epoch), None)
+
     def peers(self) -> list[Peer]:
         with self._changed:
             return list(self._peers.values())

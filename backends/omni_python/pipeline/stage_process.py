@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -17,6 +18,8 @@ from omni_python.proto.messages import (
     CompleteMessage,
     ControlMessage,
     DataReadyMessage,
+    GoodbyeMessage,
+    LeaveMessage,
     Peer,
     PeersMessage,
     RegisterMessage,
@@ -70,6 +73,7 @@ class StageProcess:
         self._view = (0, 0)  # the coordinator's epoch and the version of its newest PeersMessage
         self._peers: dict[str, Peer] = {}  # by stage
         self._dead: set[int] = set()  # epochs of processes that were replaced
+        self._released = threading.Event()
         self._deaths = DeathWatch()
         self._registration = threading.Thread(target=self._stay_registered, name="omni-register", daemon=True)
 
@@ -91,6 +95,20 @@ class StageProcess:
             stage.start()
         self._endpoint.start()
         self._registration.start()
+
+    def drain(self, timeout: float) -> None:
+        """Wait until the coordinator's running requests need this process no more, at most `timeout` seconds.
+
+        Triton unloads all models of a server that stops at once, and knows nothing of what still goes on between them.
+        """
+        try:
+            self._endpoint.send(_COORDINATOR, LeaveMessage(self._endpoint.epoch))
+        except OmniError as error:
+            log.warning("could not say goodbye: %s", error)
+            return
+        end = time.monotonic() + timeout
+        while self._view[0] and not self._released.wait(0.05) and time.monotonic() < end:
+            pass
 
     def stop(self) -> None:
         self._deaths.close()
@@ -185,6 +203,8 @@ class StageProcess:
                     stage.abort(message.request_id)
             case PeersMessage():
                 self._on_peers(message)
+            case GoodbyeMessage():
+                self._released.set()
             case _:
                 log.warning("a stage process got a %s", type(message).__name__)
 

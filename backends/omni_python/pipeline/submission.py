@@ -19,18 +19,19 @@ class SubmitThreads(Generic[T]):
         self._count = count
         self._submit = submit
         self._requests: queue.SimpleQueue[T | None] = queue.SimpleQueue()
-        self._threads: list[threading.Thread] = []
+        self._threads: set[threading.Thread] = set()
+        self._calling: set[threading.Thread] = set()
 
     def start(self) -> None:
-        self._threads = [
-            threading.Thread(target=self._run, name="omni-submit", daemon=True) for _ in range(self._count)
-        ]
-        for thread in self._threads:
+        while len(self._threads) < self._count:
+            thread = threading.Thread(target=self._run, name="omni-submit", daemon=True)
+            self._threads.add(thread)
             thread.start()
 
-    def replace(self) -> None:
-        """Go on with new threads. A call into a process that died may never return: its thread is left behind, and ends
-        if it ever does."""
+    def replace_stuck(self) -> None:
+        """New threads for those inside a call. A call into a process that died may never return: its thread is left
+        behind, and ends if it ever does."""
+        self._threads -= self._calling
         self.start()
 
     def stop(self) -> None:
@@ -44,13 +45,15 @@ class SubmitThreads(Generic[T]):
 
     def _run(self) -> None:
         me = threading.current_thread()
-        while me in self._threads and self._submit_next():
+        while me in self._threads and self._submit_next(me):
             pass
 
-    def _submit_next(self) -> bool:
+    def _submit_next(self, me: threading.Thread) -> bool:
         """A call of its own, so that nothing of a request is held while waiting for the next."""
         request = self._requests.get()
         if request is None:
             return False
+        self._calling.add(me)
         self._submit(request)
+        self._calling.discard(me)
         return True

@@ -131,6 +131,15 @@ class RegisterMessage(_Message, frozen=True):
     site: Site = Site()
 
 
+class LeaveMessage(_Message, frozen=True):
+    """Stage process to coordinator: my model is being unloaded. The coordinator sends it nothing new, and a
+    `GoodbyeMessage` once nothing that it needs to compute is left."""
+
+
+class GoodbyeMessage(_Message, frozen=True):
+    """Coordinator to a stage process that leaves: nobody needs you any more."""
+
+
 class Peer(msgspec.Struct, array_like=True, frozen=True):
     """A stage process that the coordinator knows."""
 
@@ -160,6 +169,8 @@ ControlMessage = (
     | AbortMessage
     | CreditMessage
     | RegisterMessage
+    | LeaveMessage
+    | GoodbyeMessage
     | PeersMessage
 )
 
