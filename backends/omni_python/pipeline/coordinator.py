@@ -96,6 +96,7 @@ class Coordinator:
         self._requests: dict[str, _Request] = {}
         self._heard: dict[int, float] = {}  # epoch -> when it last registered
         self._leaving: dict[int, Peer] = {}  # epoch -> a process whose model is being unloaded
+        self._departed: set[int] = set()  # epochs of processes that were told goodbye
         self._given_up: dict[str, str] = {}  # process -> why it will not come back
         self._lock = threading.Lock()
         self._numbers = itertools.count(1)
@@ -249,6 +250,8 @@ class Coordinator:
             return None
 
     def _on_register(self, message: RegisterMessage) -> None:
+        if message.epoch in self._departed:
+            return
         try:
             peer, replaced = self._registry.register(message)
         except ValueError as error:
@@ -278,6 +281,7 @@ class Coordinator:
             if any(peer.process in request.processes for request in list(self._requests.values())):
                 continue
             if self._leaving.pop(epoch, None) is not None:
+                self._departed.add(epoch)  # a last heartbeat must not bring it back
                 self._registry.remove(epoch)
                 self._heard.pop(epoch, None)
                 self._deaths.forget(epoch)
