@@ -1,7 +1,8 @@
 """Stand-ins for compiled packages that SGLang imports, for machines without a GPU, where they have no build.
 
-Its CPU path calls a single function of `sgl_kernel`, and nothing of torchvision, which it wants for models that prepare
-pictures themselves; all other names only have to exist. Packages that are installed are never replaced.
+Its CPU path calls a single function of `sgl_kernel`, and nothing of torchvision (for models that prepare pictures
+themselves), xgrammar (constrained answers) and triton; all other names only have to exist. Packages that are installed
+are never replaced.
 """
 
 from __future__ import annotations
@@ -11,27 +12,56 @@ import importlib.util
 import os
 import sys
 import types
+from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
+from pydantic_core import core_schema
 
-_TORCHVISION = ("torchvision", "torchvision.io", "torchvision.transforms", "torchvision.transforms.functional")
+_UNUSED = {
+    "torchvision": ("io", "transforms", "transforms.functional"),
+    "xgrammar": ("structural_tag",),
+}
+"""Packages of which SGLang imports names that it never uses here, and their modules."""
 
 
 def prepare(gpu: bool) -> None:
     """Make `import sglang` possible and choose its device; to be called before the first import."""
     if not gpu:
         os.environ["SGLANG_USE_CPU_ENGINE"] = "1"
-        if importlib.util.find_spec("sgl_kernel") is None:
+        if _is_missing("sgl_kernel"):
             _add("sgl_kernel")
             sys.modules["sgl_kernel"].__dict__["assign_req_to_token_pool_cpu"] = assign_slots
-    if importlib.util.find_spec("torchvision") is None:
+        if _is_missing("triton"):
+            _install_triton_stub()
+    without_torchvision = _is_missing("torchvision")
+    if without_torchvision:
         import transformers.image_utils  # it has then noticed that there is no torchvision, and remembers it
 
         assert not transformers.utils.is_torchvision_available()
-        for name in _TORCHVISION:
-            _add(name)
+    for package, modules in _UNUSED.items():
+        if _is_missing(package):
+            for name in (package, *(f"{package}.{module}" for module in modules)):
+                _add(name)
+    if without_torchvision:
         _replace_auto_image_processor()
+
+
+def _is_missing(package: str) -> bool:
+    return importlib.util.find_spec(package) is None
+
+
+def _install_triton_stub() -> None:
+    """SGLang's own stand-in for triton, from its file: importing the package would import triton first."""
+    import torch._inductor.select_algorithm  # noqa: F401, it has then noticed that there is no triton, and remembers it
+
+    package = importlib.util.find_spec("sglang")
+    assert package is not None and package.origin is not None
+    spec = importlib.util.spec_from_file_location("_triton_stub", Path(package.origin).with_name("_triton_stub.py"))
+    assert spec is not None and spec.loader is not None
+    stub = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(stub)
+    stub.install()
 
 
 def assign_slots(
@@ -60,6 +90,17 @@ def _replace_auto_image_processor() -> None:
     sys.modules["transformers"].__dict__["AutoImageProcessor"] = AutoImageProcessor
 
 
+class _Unusable:
+    """May be subclassed and stand in annotations, pydantic's too; every use is an error."""
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> NoReturn:
+        raise NotImplementedError(f"{cls.__module__}.{cls.__name__} is not installed")
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: Any) -> Any:
+        return core_schema.any_schema()
+
+
 class _StandIn(types.ModuleType):
     __version__ = "0.0"
     __path__: list[str] = []
@@ -68,10 +109,7 @@ class _StandIn(types.ModuleType):
         if name.startswith("__"):
             raise AttributeError(name)
 
-        def missing(*args: Any, **kwargs: Any) -> NoReturn:
-            raise NotImplementedError(f"{self.__name__}.{name} is not there without a GPU")
-
-        return missing
+        return type(name, (_Unusable,), {"__module__": self.__name__})
 
 
 def _add(name: str) -> None:
