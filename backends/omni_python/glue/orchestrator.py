@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from omni_python.glue.bls import call_stage
+from omni_python.glue.context import ModelContext
 from omni_python.glue.metrics import MetricsWriter, Sample
-from omni_python.glue.model import ModelContext
 from omni_python.glue.recovery import ModelReloader
 from omni_python.glue.request import parse_request
 from omni_python.glue.response import TritonSink, send_error

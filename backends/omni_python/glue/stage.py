@@ -9,8 +9,8 @@ import msgspec
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
+from omni_python.glue.context import ModelContext
 from omni_python.glue.metrics import MetricsWriter, Sample
-from omni_python.glue.model import ModelContext
 from omni_python.pipeline.build import build_stages, relay_settings
 from omni_python.pipeline.stage_process import StageProcess
 from omni_python.proto.errors import InvalidArgument
