@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib.machinery
 import importlib.util
+import locale
 import os
 import sys
 import types
@@ -27,6 +28,9 @@ _UNUSED = {
 
 def prepare(gpu: bool) -> None:
     """Make `import sglang` possible and choose its device; to be called before the first import."""
+    if locale.getpreferredencoding(False).lower() != "utf-8":
+        # As in a server's Python stub; torch and SGLang read source files of theirs in the locale's encoding.
+        locale.setlocale(locale.LC_CTYPE, "C.UTF-8")
     if not gpu:
         os.environ["SGLANG_USE_CPU_ENGINE"] = "1"
         if _is_missing("sgl_kernel"):
