@@ -5,11 +5,13 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from omni_python.cli import main
 from omni_python.config.files import load_pipeline, save_pipeline
+from omni_python.config.schema import PipelineConfig
 from tests.config.family import SpeechPipelineConfig
 
 CLASS = "tests.config.family.SpeechPipelineConfig"
@@ -104,6 +106,38 @@ pipeline speech  (model ../c, relay shm)
       stream -> vocoder  (same process)
     vocoder  (terminal)
 """
+
+
+def test_validate_explains_which_way_payloads_go(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    on_gpus: dict[str, dict[str, Any]] = {
+        "a": {"process": "a", "gpu": 0, "next": "b"},
+        "b": {"process": "b", "gpu": 0, "next": "c", "relay": None},
+        "c": {"process": "c", "gpu": 1, "next": "d"},
+        "d": {"process": "d", "gpu": 1, "next": "e", "relay": {"device": "cpu"}},
+        "e": {"process": "e", "next": "f"},
+        "f": {"process": "e", "terminal": True},
+    }
+    stages: list[Any] = [
+        {"name": name, "factory": "tests.config.family.F", "factory_args": {"total_gpu_memory_fraction": 0.4}, **fields}
+        for name, fields in on_gpus.items()
+    ]
+    save_pipeline(PipelineConfig(name="p", model_path="m", relay_backend="nixl", stages=stages), tmp_path / "p.yaml")
+    assert main(["validate", "--explain", "--no-import", str(tmp_path / "p.yaml")]) == 0
+    printed = capsys.readouterr().out
+    ways = {}
+    for edge in printed.split("result -> ")[1:]:
+        ways[edge[0]] = [line.strip() for line in edge.splitlines()[1:] if line.startswith(" " * 8)]
+    inline = "up to 16 KB: in the message, cheaper than a slot and its credit"
+    rest = ["larger tensors on the host: shm, same host", "processes on other hosts: nixl, relay_backend"]
+    assert ways == {
+        "b": [inline, "tensors on the GPU: cuda_shm, same host, same GPU 0, nothing is copied", *rest],
+        "c": [inline, "tensors on the GPU: cuda_shm, same host, GPU 0 to GPU 1", *rest],
+        "d": [inline, "tensors on the GPU: shm, the receiver keeps no pool on a GPU: copied to the host first", *rest],
+        "e": [inline, "tensors on the GPU: shm, the sender's relay.device is cpu: copied to the host first", *rest],
+        "f": ["everything: by reference, same process"],
+    }
+    assert main(["validate", "--no-import", str(tmp_path / "p.yaml")]) == 0
+    assert "cuda_shm" not in capsys.readouterr().out
 
 
 def test_validate_reports_every_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -33,6 +33,11 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         help="a pipeline's YAML file, or a model repository (or one model's folder), whose pipelines are all checked",
     )
     parser.add_argument(
+        "--explain",
+        action="store_true",
+        help="print under each edge which way its payloads go, and why",
+    )
+    parser.add_argument(
         "--no-import",
         action="store_true",
         help="do not import the functions that a pipeline names, nor check the arguments of its factories "
@@ -60,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
             for problem in error.problems:
                 print(f"  {problem}", file=sys.stderr)
         else:
-            print("\n" * (index > 0) + f"{path}: valid\n{describe(config)}")
+            print("\n" * (index > 0) + f"{path}: valid\n{describe(config, args.explain)}")
     return 2 if failed else 0
 
 
@@ -79,8 +84,11 @@ def pipeline_files(path: Path) -> list[Path]:
     return found
 
 
-def describe(config: PipelineConfig) -> str:
-    """The topology for people: one line a Triton model, and under it a line for each stage and each edge."""
+def describe(config: PipelineConfig, explain: bool = False) -> str:
+    """The topology for people: one line a Triton model, and under it a line for each stage and each edge.
+
+    `explain` adds the ways of each edge's payloads.
+    """
     from omni_python.config.topology import resolve_topology
 
     topology = resolve_topology(config)
@@ -89,7 +97,7 @@ def describe(config: PipelineConfig) -> str:
     for group in topology.groups:
         lines.append(f"  {group.triton_model}  {_placement(group)}")
         for name in group.stages:
-            lines += _stage_lines(config, topology, name)
+            lines += _stage_lines(config, topology, name, explain)
     return "\n".join(lines)
 
 
@@ -99,7 +107,9 @@ def _placement(group: ProcessGroup) -> str:
     return f"process {group.name}, {where}{ranks}"
 
 
-def _stage_lines(config: PipelineConfig, topology: Topology, name: str) -> list[str]:
+def _stage_lines(config: PipelineConfig, topology: Topology, name: str, explain: bool) -> list[str]:
+    from omni_python.relay.ways import explain as ways_of
+
     stage = config.stage(name)
     marks = [mark for mark, holds in (("entry", name == topology.entry_stage), ("terminal", stage.terminal)) if holds]
     lines = [_noted(f"    {name}", marks)]
@@ -112,6 +122,8 @@ def _stage_lines(config: PipelineConfig, topology: Topology, name: str) -> list[
         if edge.kind == "next" and stage.route_fn:
             notes.append("as the request needs")
         lines.append(_noted(f"      {kind} -> {edge.target}", notes))
+        if explain:
+            lines += [f"        {way.payload}: {way.relay}, {way.reason}" for way in ways_of(config, topology, edge)]
     return lines
 
 

@@ -54,7 +54,7 @@ def explain(config: PipelineConfig, topology: Topology, edge: Edge) -> Iterator[
         how = f"same GPU {sender}, nothing is copied" if sender == receiver else f"GPU {sender} to GPU {receiver}"
         yield Way("tensors on the GPU", "cuda_shm", f"same host, {how}")
     elif source.gpu is not None:
-        why = "the sender's relay.device is cpu" if sender is None else "the receiver has no GPU"
+        why = "the sender's relay.device is cpu" if sender is None else "the receiver keeps no pool on a GPU"
         yield Way("tensors on the GPU", "shm", f"{why}: copied to the host first")
     yield Way("larger tensors on the host", "shm", "same host")
     if config.relay_backend != "shm":
