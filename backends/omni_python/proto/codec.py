@@ -220,9 +220,12 @@ class PayloadDecoder:
             raise ValueError(f"impossible shape {header.shape[:MAX_DIMENSIONS]}")
         name, itemsize = _DTYPES[header.dtype]
         end = header.offset + header.nbytes
-        if header.on_device and self._device is None:
-            raise ValueError("a tensor on a GPU came without its memory")
-        length = self._device.numel() if header.on_device else len(self._buffer)
+        if not header.on_device:
+            length = len(self._buffer)
+        elif self._device is not None:
+            length = self._device.numel()
+        else:
+            length = 0
         if math.prod(header.shape) * itemsize != header.nbytes or header.offset < 0 or end > length:
             raise ValueError("a tensor reaches beyond its buffer")
         self._bytes_left -= header.nbytes
@@ -232,7 +235,8 @@ class PayloadDecoder:
         if header.nbytes and header.offset % ALIGNMENT:
             raise ValueError("a tensor is not aligned")
         if header.on_device:
-            return _TensorView(name, header.shape, self._device[header.offset : end], True)
+            part = self._device[header.offset : end] if header.nbytes else None
+            return _TensorView(name, header.shape, part, True)
         return _TensorView(name, header.shape, self._buffer[header.offset : end])
 
 
@@ -240,7 +244,7 @@ class _TensorView(msgspec.Struct):
     dtype: str
     shape: tuple[int, ...]
     data: Any
-    """uint8 [n]: an array, or a CUDA tensor where `on_device`."""
+    """uint8 [n]: an array, or where `on_device` a CUDA tensor, or None for no bytes."""
     on_device: bool = False
 
 
@@ -258,7 +262,7 @@ def _as_annotated(annotation: type, value: object) -> object:
     torch = sys.modules.get("torch")
     if torch is not None and annotation is torch.Tensor:
         if not math.prod(value.shape):
-            device = value.data.device if value.on_device else "cpu"
+            device = "cuda" if value.on_device else "cpu"
             return torch.empty(value.shape, dtype=getattr(torch, value.dtype), device=device)
         flat = value.data if value.on_device else torch.from_numpy(value.data)
         return flat.view(getattr(torch, value.dtype)).view(value.shape)

@@ -15,9 +15,18 @@ from omni_python.proto.errors import OmniError, Unavailable
 from omni_python.proto.messages import Envelope, RelayInfo, Site
 from omni_python.proto.payload import Payload
 from omni_python.proto.refs import CudaRef, MooncakeRef, NcclRef, NixlRef, Ref, ShmRef
-from omni_python.relay.base import CreditFn, Relay, RelaySettings, RelayUnavailable, TransferFailed, open_relay
+from omni_python.relay.base import (
+    Allocation,
+    CreditFn,
+    Relay,
+    RelaySettings,
+    RelayUnavailable,
+    TransferFailed,
+    open_relay,
+)
+from omni_python.relay.cuda_shm import CudaShmRelay
 from omni_python.relay.slots import OutOfSlots
-from omni_python.relay.ways import device_way, host_identity, host_way
+from omni_python.relay.ways import INLINE_LIMIT, device_way, host_identity, host_way
 
 _RELAY_OF: dict[type[Ref], str] = {
     ShmRef: "shm",
@@ -44,17 +53,14 @@ class Carrier:
         self._backend = settings.backend
         for name in dict.fromkeys(("shm", settings.backend)):
             self._relays[name] = open_relay(name, settings, epoch, credit)
-        gpu = ""
+        self._cuda: CudaShmRelay | None = None
         if settings.gpu is not None:
             try:
-                cuda = open_relay("cuda_shm", settings, epoch, credit)
+                self._cuda = self._relays["cuda_shm"] = CudaShmRelay(settings, epoch, credit)
             except RelayUnavailable as error:
                 log.warning("tensors on the GPU go through the host: %s", error)
-            else:
-                self._relays["cuda_shm"] = cuda
-                gpu = cuda.announcement().decode("ascii", "ignore")[:64]
         infos = tuple(RelayInfo(name, relay.announcement()) for name, relay in self._relays.items())
-        self.site = Site(host_identity() if host is None else host, gpu, infos)
+        self.site = Site(host_identity() if host is None else host, self._cuda.gpu if self._cuda else "", infos)
         self._sites: dict[int, Site] = {}
         self._decoders = threading.local()
         self.carried: Counter[str] = Counter()
@@ -88,12 +94,12 @@ class Carrier:
             raise Unavailable("there is nobody to send to")
         sites = [self._site(reader) for reader in readers]
         same_host = all(site.host == self.site.host for site in sites)
-        on_device = device_way(same_host, "cuda_shm" in self._relays and all(site.gpu for site in sites))
+        on_device = device_way(same_host, all(site.gpu for site in (self.site, *sites)))
         encoded = EncodedPayload(payload, keep_cuda=on_device is not None)
         device: CudaRef | None = None
-        if on_device is not None and encoded.device.nbytes:
+        if on_device is not None and self._cuda is not None and encoded.device.nbytes:
             try:
-                device = self._relays[on_device].put(encoded.device, readers, request_id, CUDA_PATIENCE).metadata  # type: ignore[arg-type]
+                device = self._cuda.put_device(encoded.device, readers, request_id, CUDA_PATIENCE).metadata
             except OutOfSlots:
                 encoded = EncodedPayload(payload)
             else:
@@ -110,6 +116,11 @@ class Carrier:
                 self._take_back(device, readers)
             raise
         return Envelope(encoded.type, encoded.body, ref=ref, device=device)
+
+    def alloc(self, nbytes: int, readers: Sequence[int], request_id: str = "") -> Allocation:
+        """Memory to produce a tensor in: a payload that consists of it is then sent to these processes uncopied."""
+        same_host = all(self._site(reader).host == self.site.host for reader in readers)
+        return self._relays[host_way(max(nbytes, INLINE_LIMIT + 1), same_host, self._backend)].alloc(nbytes, request_id)
 
     def travels(self, envelope: Envelope | None) -> bool:
         """Whether `unpack` has to wait until the bytes have come."""

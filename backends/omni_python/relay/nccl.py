@@ -108,20 +108,24 @@ class NcclRelay(Relay[NcclRef]):
         return outbox
 
     def _send(self, reader: int, outbox: queue.SimpleQueue[tuple[int, np.ndarray] | None]) -> None:
-        """One thread a reader. What cannot be sent is left: a dead reader's slots come back by `forget`."""
+        """One thread a reader, since the meeting may take a while. No send waits for the one before it: the reader may
+        ask for them in another order. What cannot be sent is left: a dead reader's slots come back by `forget`."""
         import torch
 
+        under_way: dict[int, Any] = {}
         while (item := outbox.get()) is not None:
             generation, memory = item
             if not memory.nbytes:
                 continue
             try:
                 group, rank = self._group(reader)
-                group.send([torch.from_numpy(memory)], 1 - rank, generation & _MAX_TAG).wait()
-            except RuntimeError:
+                work = group.send([torch.from_numpy(memory)], 1 - rank, generation & _MAX_TAG)
+            except (RuntimeError, TransferFailed):
                 continue
             finally:
                 del item, memory
+            under_way = {sent: work for sent, work in under_way.items() if not self.slots.wait_free(sent, 0)}
+            under_way[generation] = work
 
     # -- reading
 

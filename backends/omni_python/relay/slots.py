@@ -50,8 +50,9 @@ class Slot:
 class Slots:
     """First fit at the lowest offset (the warmest pages). Those who wait are served in turn. Thread-safe."""
 
-    def __init__(self, capacity: int) -> None:
+    def __init__(self, capacity: int, grain: int = GRAIN) -> None:
         self.capacity = capacity
+        self._grain = grain
         self.waits = 0
         """How often a payload had to wait for a slot."""
         self.extras = 0
@@ -75,7 +76,9 @@ class Slots:
 
         Raises `OutOfSlots`, `RelayClosed`, or `Cancelled` when the request ends meanwhile (`cleanup`).
         """
-        length = _rounded(nbytes)
+        length = self._rounded(nbytes)
+        if length > self.capacity:
+            raise OutOfSlots(f"{nbytes} bytes are more than the relay's whole pool of {self.capacity}")
         with self._changed:
             offset = None if self._queue else self._fit(length)
             if offset is None and not self._closed:
@@ -92,7 +95,7 @@ class Slots:
 
         Raises `OutOfSlots` when as much as the pool holds is out already in this way.
         """
-        length = _rounded(nbytes)
+        length = self._rounded(nbytes)
         with self._changed:
             if self._closed:
                 raise RelayClosed("the relay is closed")
@@ -224,6 +227,5 @@ class Slots:
         else:
             self._free.insert(index, (offset, length))
 
-
-def _rounded(nbytes: int) -> int:
-    return max(nbytes + -nbytes % GRAIN, GRAIN)
+    def _rounded(self, nbytes: int) -> int:
+        return max(nbytes + -nbytes % self._grain, self._grain)

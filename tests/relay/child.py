@@ -1,0 +1,101 @@
+"""The other process of the conformance tests: it reads what it is sent as told by the message's target, and sends when
+told to on its standard input."""
+
+from __future__ import annotations
+
+import base64
+import random
+import sys
+from collections import defaultdict
+from pathlib import Path
+
+import msgspec
+
+from omni_python.pipeline.endpoint import Endpoint
+from omni_python.proto.errors import OmniError
+from omni_python.proto.messages import ControlMessage, DataReadyMessage, Peer, StreamMessage
+from omni_python.proto.payload import Payload, TextOutput
+from omni_python.relay.base import RelaySettings
+from tests.relay.blocks import Tensors, digest, is_chunk
+
+
+class Command(msgspec.Struct):
+    """`count` payloads of `nbytes` each to the parent."""
+
+    count: int
+    nbytes: int
+
+
+class Child:
+    def __init__(self, directory: Path, backend: str, host: str, parent: Peer, device: str) -> None:
+        gpu = 0 if device == "cuda" else None
+        settings = RelaySettings(backend, (32 if gpu is None else 256) << 20, gpu)
+        self.endpoint = Endpoint(directory, self.on_message, settings, host=host or None)
+        self.endpoint.connect(parent.epoch, parent.address, parent.site)
+        self.parent = parent.epoch
+        self.device = device
+        self.held: list[Payload] = []
+        self.wrong = 0
+        self.next_chunk: dict[str, int] = defaultdict(int)
+        self.rng = random.Random(5)
+
+    def on_message(self, message: ControlMessage) -> None:
+        assert isinstance(message, DataReadyMessage)
+        carrier = self.endpoint.carrier
+        if message.is_done:
+            self.held.clear()
+            self.reply(message.request_id, f"{self.wrong} wrong of {sum(self.next_chunk.values())}")
+            self.wrong = 0
+            self.next_chunk.clear()
+            return
+        assert message.payload is not None
+        if message.target == "decline" or (message.target == "random" and self.rng.random() < 0.3):
+            carrier.decline(message.epoch, message.payload)
+            return
+        payload = carrier.unpack(message.epoch, message.payload)
+        match message.target:
+            case "digest":
+                self.reply(message.request_id, digest(payload))
+            case "hold":
+                self.held.append(payload)
+                self.reply(message.request_id, digest(payload))
+            case "random":
+                if self.rng.random() < 0.5:
+                    self.held.append(payload)
+                del self.held[: self.rng.randrange(3)]
+            case "stream":
+                due = self.next_chunk[message.request_id]
+                self.next_chunk[message.request_id] = due + 1
+                fits = message.chunk_id == due and is_chunk(payload, message.request_id, due)
+                self.wrong += not fits
+
+    def reply(self, request_id: str, text: str) -> None:
+        envelope = self.endpoint.carrier.pack(TextOutput(text), [self.parent])
+        self.endpoint.send(self.parent, StreamMessage(self.endpoint.epoch, request_id, "child", envelope))
+
+    def send(self, command: Command) -> None:
+        for number in range(command.count):
+            payload = Tensors.of_bytes(command.nbytes, number, self.device)
+            try:
+                envelope = self.endpoint.carrier.pack(payload, [self.parent])
+            except OmniError as error:
+                print(error, file=sys.stderr)
+                return
+            message = DataReadyMessage(self.endpoint.epoch, str(number), "child", "parent", envelope)
+            self.endpoint.send(self.parent, message)
+
+
+def main() -> None:
+    directory, backend, host, parent, device = sys.argv[1:]
+    child = Child(Path(directory), backend, host, msgspec.msgpack.decode(base64.b64decode(parent), type=Peer), device)
+    child.endpoint.start()
+    endpoint = child.endpoint
+    me = Peer("child", [], endpoint.epoch, endpoint.pid, endpoint.address, endpoint.carrier.site)
+    print(base64.b64encode(msgspec.msgpack.encode(me)).decode(), flush=True)
+    for line in sys.stdin:
+        child.send(msgspec.json.decode(line, type=Command))
+    endpoint.stop()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,320 @@
+"""Every way from one process to another does the same: real processes, real libraries, the same tests for all."""
+
+from __future__ import annotations
+
+import base64
+import gc
+import importlib.util
+import queue
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+
+from omni_python.pipeline.endpoint import Endpoint
+from omni_python.proto.codec import ALIGNMENT
+from omni_python.proto.errors import Cancelled, OmniError
+from omni_python.proto.messages import ControlMessage, DataReadyMessage, Peer, StreamMessage
+from omni_python.proto.payload import Payload, TextOutput
+from omni_python.relay.base import RelaySettings, RelayUnavailable, open_relay
+from omni_python.relay.ways import INLINE_LIMIT
+from tests.relay.blocks import Tensors, chunk, digest
+from tests.relay.child import Command
+
+ROOT = Path(__file__).resolve().parents[2]
+POOL = {"cpu": 32 << 20, "cuda": 256 << 20}
+"""Bytes; 64 MB are more than the whole pool on the host."""
+
+WAYS = ["inline", "shm", "nixl", "mooncake", "nccl", pytest.param("cuda_shm", marks=pytest.mark.gpu)]
+SIZES = [0, 1, 1 << 10, INLINE_LIMIT - ALIGNMENT, INLINE_LIMIT, 1 << 20, 64 << 20]
+"""Bytes, beside which each payload has a small array."""
+
+
+class Parent:
+    """The process of the tests themselves, with children to talk to over one way."""
+
+    def __init__(self, way: str, directory: Path) -> None:
+        self.way = way
+        self.device = "cuda" if way == "cuda_shm" else "cpu"
+        self.backend = way if way in ("nixl", "mooncake", "nccl") else "shm"
+        self._directory = directory
+        self.replies: queue.SimpleQueue[tuple[str, str]] = queue.SimpleQueue()
+        self.received: queue.SimpleQueue[Payload | OmniError] = queue.SimpleQueue()
+        settings = RelaySettings(self.backend, POOL[self.device], 0 if self.device == "cuda" else None)
+        self.endpoint = Endpoint(directory, self._on_message, settings, host=self._host("parent"))
+        self.carrier = self.endpoint.carrier
+        self.endpoint.start()
+        self._children: list[subprocess.Popen[str]] = []
+
+    def _host(self, process: str) -> str | None:
+        return process if self.backend != "shm" else None
+
+    def start_child(self) -> Other:
+        endpoint = self.endpoint
+        me = Peer("parent", [], endpoint.epoch, endpoint.pid, endpoint.address, self.carrier.site)
+        name = f"child {len(self._children)}"
+        process = subprocess.Popen(
+            [
+                sys.executable, "-m", "tests.relay.child", str(self._directory), self.backend, self._host(name) or "",
+                base64.b64encode(msgspec.msgpack.encode(me)).decode(), self.device,
+            ],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT,
+        )  # fmt: skip
+        self._children.append(process)
+        assert process.stdout is not None
+        peer = msgspec.msgpack.decode(base64.b64decode(process.stdout.readline()), type=Peer)
+        endpoint.connect(peer.epoch, peer.address, peer.site)
+        return Other(self, process, peer.epoch)
+
+    def close(self) -> None:
+        for process in self._children:
+            process.kill()
+            process.communicate()
+        self.endpoint.stop()
+
+    def sizes(self, sizes: list[int]) -> list[int]:
+        return [size for size in sizes if self.way != "inline" or size < INLINE_LIMIT]
+
+    def wait_empty(self) -> None:
+        end = time.monotonic() + 10
+        while self.carrier.slots_in_use and time.monotonic() < end:
+            gc.collect()
+            time.sleep(0.01)
+        assert self.carrier.stats() == {name: {**stats, "slots": 0} for name, stats in self.carrier.stats().items()}, (
+            "slots are still out"
+        )
+
+    def _on_message(self, message: ControlMessage) -> None:
+        if isinstance(message, StreamMessage):
+            reply = self.carrier.unpack(message.epoch, message.payload)
+            assert isinstance(reply, TextOutput)
+            self.replies.put((message.request_id, reply.text))
+        elif isinstance(message, DataReadyMessage):
+            assert message.payload is not None
+            try:
+                self.received.put(self.carrier.unpack(message.epoch, message.payload))
+            except OmniError as error:
+                self.received.put(error)
+
+
+class Other:
+    """One child."""
+
+    def __init__(self, parent: Parent, process: subprocess.Popen[str], epoch: int) -> None:
+        self._parent = parent
+        self.process = process
+        self.epoch = epoch
+
+    def send(self, payload: Payload, target: str, request_id: str = "0", chunk_id: int = -1) -> None:
+        envelope = self._parent.carrier.pack(payload, [self.epoch], request_id)
+        self.send_envelope(envelope, target, request_id, chunk_id)
+
+    def send_envelope(self, envelope: Any, target: str, request_id: str = "0", chunk_id: int = -1) -> None:
+        message = DataReadyMessage(self._parent.endpoint.epoch, request_id, "parent", target, envelope, chunk_id)
+        self._parent.endpoint.send(self.epoch, message)
+
+    def finish(self) -> str:
+        """Let the child drop what it holds; its count of what was wrong."""
+        message = DataReadyMessage(self._parent.endpoint.epoch, "end", "parent", "", None, is_done=True)
+        self._parent.endpoint.send(self.epoch, message)
+        while (reply := self._parent.replies.get(timeout=30))[0] != "end":
+            pass
+        return reply[1]
+
+    def let_send(self, count: int, nbytes: int) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(msgspec.json.encode(Command(count, nbytes)).decode() + "\n")
+        self.process.stdin.flush()
+
+    def kill(self) -> None:
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait(10)
+
+
+@pytest.fixture(scope="module", params=WAYS)
+def parent(request: pytest.FixtureRequest) -> Iterator[Parent]:
+    if request.param == "cuda_shm" and not torch.cuda.is_available():
+        pytest.skip("there is no GPU")
+    with tempfile.TemporaryDirectory(prefix="omni-test-") as directory:
+        try:
+            parent = Parent(request.param, Path(directory))
+        except RelayUnavailable as error:
+            pytest.skip(str(error))
+        yield parent
+        parent.close()
+
+
+@pytest.fixture(scope="module")
+def child(parent: Parent) -> Other:
+    return parent.start_child()
+
+
+def test_bytes_of_every_size_are_equal_in_both_directions(parent: Parent, child: Other) -> None:
+    before = dict(parent.carrier.carried)
+    sizes = parent.sizes(SIZES)
+    for size in sizes:
+        payload = Tensors.of_bytes(size, size, parent.device)
+        child.send(payload, "digest", str(size))
+        assert parent.replies.get(timeout=30) == (str(size), digest(payload))
+        child.let_send(1, size)
+        received = parent.received.get(timeout=30)
+        assert isinstance(received, Tensors)
+        assert digest(received) == digest(Tensors.of_bytes(size, 0, parent.device))
+        del received
+        parent.wait_empty()
+    carried = parent.carrier.carried[parent.way] - before.get(parent.way, 0)
+    large = sum(size >= (1 if parent.way == "cuda_shm" else INLINE_LIMIT) for size in sizes)
+    assert carried == (len(sizes) if parent.way == "inline" else large)
+
+
+def test_every_dtype_arrives(parent: Parent, child: Other) -> None:
+    for count in (0, 1, 7) if parent.way == "inline" else (0, 1, 5000):
+        payload = Tensors.of_all_dtypes(count, count, parent.device)
+        child.send(payload, "digest")
+        assert parent.replies.get(timeout=30) == ("0", digest(payload))
+    parent.wait_empty()
+
+
+def test_what_is_produced_in_place_arrives(parent: Parent, child: Other) -> None:
+    if parent.way in ("inline", "cuda_shm"):
+        pytest.skip("payloads on this way have nothing of the kind")
+    relay = parent.carrier._relays[parent.way]
+    allocation = relay.alloc(1 << 20)
+    allocation.memory[:] = 3
+    payload = Tensors({"data": torch.from_numpy(allocation.memory)}, torch.zeros(0).numpy())
+    child.send(payload, "digest")
+    assert parent.replies.get(timeout=30) == ("0", digest(payload))
+    assert relay.stats["slots"] <= 1
+    parent.wait_empty()
+
+
+def test_a_fan_out_uses_one_slot_and_reaches_everybody(parent: Parent, child: Other) -> None:
+    second = parent.start_child()
+    payload = Tensors.of_bytes(parent.sizes([300_000, 3000])[0], 1, parent.device)
+    for _ in range(3):
+        envelope = parent.carrier.pack(payload, [child.epoch, second.epoch])
+        for other in (child, second):
+            other.send_envelope(envelope, "digest")
+        assert [parent.replies.get(timeout=30)[1] for _ in range(2)] == [digest(payload)] * 2
+    parent.wait_empty()
+    envelope = parent.carrier.pack(payload, [child.epoch, second.epoch])
+    child.send_envelope(envelope, "digest")
+    parent.replies.get(timeout=30)
+    second.kill()
+    parent.endpoint.forget(second.epoch)  # which had not even been told of it
+    parent.wait_empty()
+
+
+def test_a_thousand_interleaved_streams_keep_their_order(parent: Parent, child: Other) -> None:
+    """Chunks of one stream go inline and through slots in turns."""
+    numbers = random.Random().sample(range(1000), 1000)
+    for number in range(4):
+        for request in numbers:
+            child.send(chunk(str(request), number, parent.device), "stream", str(request), number)
+    assert child.finish() == "0 wrong of 4000"
+    parent.wait_empty()
+
+
+def test_aborts_at_random_points_leave_nothing_out(parent: Parent, child: Other) -> None:
+    """Requests end while they wait for room, before they are read, and while what came is held."""
+    rng = random.Random()
+    sizes = parent.sizes([0, 1000, 100_000, 3_000_000])
+    ended: list[str] = []
+
+    def send(thread: int) -> None:
+        for number in range(25):
+            request = f"{thread}.{number}"
+            threading.Timer(rng.random() * 0.02, parent.carrier.cleanup, (request,)).start()
+            try:
+                child.send(Tensors.of_bytes(rng.choice(sizes), 1, parent.device), "random", request)
+            except Cancelled:
+                ended.append(request)
+
+    threads = [threading.Thread(target=send, args=(thread,)) for thread in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive()
+    child.finish()
+    parent.wait_empty()
+
+
+def test_payloads_that_are_declined_give_their_slots_back(parent: Parent, child: Other) -> None:
+    for _ in range(30):
+        child.send(Tensors.of_bytes(parent.sizes([2_000_000, 1000])[0], 1, parent.device), "decline")
+    parent.wait_empty()
+
+
+def test_a_killed_receiver_gives_back_what_it_held_once_it_is_known_to_be_dead(parent: Parent) -> None:
+    victim = parent.start_child()
+    payload = Tensors.of_bytes(parent.sizes([300_000, 3000])[0], 1, parent.device)
+    for _ in range(5):
+        victim.send(payload, "hold")
+        assert parent.replies.get(timeout=30)[1] == digest(payload)
+    held = parent.carrier.slots_in_use
+    victim.kill()
+    for _ in range(3):
+        victim.send(payload, "hold")
+    time.sleep(0.2)
+    assert parent.carrier.slots_in_use >= held, "time alone frees nothing"
+    if parent.way in ("shm", "cuda_shm"):
+        assert held == 5
+    parent.endpoint.forget(victim.epoch)
+    parent.wait_empty()
+    with pytest.raises(OmniError, match="is gone"):
+        victim.send(payload, "hold")
+    parent.wait_empty()
+
+
+def test_a_killed_sender_leaves_what_came_and_fails_what_did_not(parent: Parent, child: Other) -> None:
+    victim = parent.start_child()
+    size = parent.sizes([300_000, 3000])[0]
+    victim.let_send(4, size)
+    received = [parent.received.get(timeout=30) for _ in range(4)]
+    victim.let_send(60, 50 * size)
+    time.sleep(0.02)
+    victim.kill()
+    start = time.monotonic()
+    while time.monotonic() - start < 1.5:
+        try:
+            late = parent.received.get(timeout=0.5)
+        except queue.Empty:
+            break
+        if isinstance(late, Tensors):  # it came whole, or not at all
+            assert late.tensors["data"].numel() == 50 * size
+        del late
+    assert time.monotonic() - start < 10
+    parent.endpoint.forget(victim.epoch)
+    for number, payload in enumerate(received):
+        assert isinstance(payload, Tensors)
+        assert digest(payload) == digest(Tensors.of_bytes(size, number, parent.device))
+    received.clear()
+    payload = Tensors.of_bytes(size, 9, parent.device)
+    child.send(payload, "digest")
+    assert parent.replies.get(timeout=30)[1] == digest(payload), "others are not affected"
+    parent.wait_empty()
+
+
+@pytest.mark.parametrize(("backend", "module"), [("nixl", "nixl_cu1"), ("mooncake", "mooncake")])
+def test_a_missing_library_is_named_at_start(backend: str, module: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = importlib.util.find_spec
+
+    def find_spec(name: str, package: str | None = None) -> Any:
+        return None if name.startswith(module) else real(name, package)
+
+    monkeypatch.setattr(importlib.util, "find_spec", find_spec)
+    for name in ("mooncake", "mooncake.engine"):
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(RelayUnavailable, match=rf"relay_backend {backend} needs .*pip install"):
+        open_relay(backend, RelaySettings(backend, 1 << 20), 1, lambda *_: None)
