@@ -195,3 +195,7 @@ def end(name: str, tokens: list[int]) -> None:
     for token in tokens:
         _stage.inbox.put(IncomingMessage(name, "stream_chunk", AnswerToken(token)))
     _stage.inbox.put(IncomingMessage(name, "stream_done"))
+
+
+def second_stage(checkpoint: str) -> None:
+    stages.create_talker(checkpoint, engine="sglang")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,7 +24,7 @@ pytestmark = [
 
 
 def test_every_recorded_generation_is_met(tmp_path: Path) -> None:
-    engine = {"engine": "sglang", "kv_tokens": 8192}
+    engine: dict[str, Any] = {"engine": "sglang", "kv_tokens": 8192}
     overrides = {"thinker": engine, "talker_ar": engine}
     config = Qwen3OmniSpeechPipelineConfig(model_path=str(tiny_model.checkpoint()), runtime_overrides=overrides)
     compile_pipeline(config, tmp_path)

@@ -12,8 +12,11 @@ import pytest
 import torch
 
 from omni_python.models.qwen3_omni.payloads import AnswerToken, DecodeStart, ThinkerInput
-from omni_python.proto.errors import InvalidArgument
+from omni_python.models.qwen3_omni.stages import create_thinker
+from omni_python.proto.errors import InvalidArgument, OmniError
 from omni_python.scheduling.sampling import SamplingParams
+from omni_python.sglang_engine import engine
+from omni_python.sglang_engine.engine import check_version
 from tests.models import tiny_model
 from tests.models.tiny_model import GREEDY, Conversation, conversation, hf_generate, hf_model
 from tests.sglang import child
@@ -231,3 +234,17 @@ def test_aborts_at_random_leave_nothing(process: str, request: pytest.FixtureReq
     stage.call(child.wait_idle)
     for name in set(given) - set(aborts):
         check(ended[name], given[name])
+
+
+def test_a_process_has_one_such_stage(small: Child) -> None:
+    with pytest.raises(OmniError, match="only one stage of a process"):
+        small.call(child.second_stage, str(tiny_model.checkpoint()))
+
+
+def test_other_versions_and_engines_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    check_version()
+    monkeypatch.setattr(engine, "SUPPORTED", ("0.4.1", "0.4.2"))
+    with pytest.raises(OmniError, match=r"works with sglang 0.4.1 or 0.4.2, but 0.5.17 is installed"):
+        check_version()
+    with pytest.raises(InvalidArgument, match="engine 'vllm' is not known; valid: torch, sglang"):
+        create_thinker(str(tiny_model.checkpoint()), engine="vllm")  # type: ignore[arg-type]
