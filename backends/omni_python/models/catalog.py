@@ -4,6 +4,8 @@ from __future__ import annotations
 
 PIPELINES: dict[str, str] = {
     "qwen3_omni": "omni_python.models.qwen3_omni.config.Qwen3OmniSpeechPipelineConfig",
+    "qwen3_omni_colocated": "omni_python.models.qwen3_omni.config.Qwen3OmniColocatedPipelineConfig",
+    "qwen3_omni_thinker_apart": "omni_python.models.qwen3_omni.config.Qwen3OmniThinkerApartPipelineConfig",
     "qwen3_omni_text": "omni_python.models.qwen3_omni.config.Qwen3OmniTextPipelineConfig",
 }
 """Short name to the dotted path of the `PipelineConfig` class."""

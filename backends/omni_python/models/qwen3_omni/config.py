@@ -76,6 +76,26 @@ class Qwen3OmniSpeechPipelineConfig(PipelineConfig):
     ]
 
 
+def _in_processes(process: str, apart: tuple[str, ...] = ()) -> list[StageConfig]:
+    """The speech pipeline's stages, all in one process but those `apart`, which keep theirs."""
+    stages: list[StageConfig] = Qwen3OmniSpeechPipelineConfig.model_fields["stages"].default
+    return [stage if stage.name in apart else stage.model_copy(update={"process": process}) for stage in stages]
+
+
+class Qwen3OmniColocatedPipelineConfig(Qwen3OmniSpeechPipelineConfig):
+    """All stages in one process, where payloads go by reference: for one small model or one GPU without neighbours."""
+
+    name: str | None = "qwen3_omni_colocated"
+    stages: list[StageConfig] = _in_processes("all")
+
+
+class Qwen3OmniThinkerApartPipelineConfig(Qwen3OmniSpeechPipelineConfig):
+    """The thinker in a process (and on a GPU) of its own, all others together: two processes."""
+
+    name: str | None = "qwen3_omni_thinker_apart"
+    stages: list[StageConfig] = _in_processes("rest", apart=("thinker",))
+
+
 class Qwen3OmniTextPipelineConfig(PipelineConfig):
     """Text, audio, images and video in; text out."""
 
