@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import RepetitionPenaltyLogitsProcessor, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-from omni_python.scheduling.sampler import TokenSampler, draw, sample_tokens
+from omni_python.scheduling.sampler import RowSampling, TokenSampler, choose_tokens, draw, sample_tokens
 from omni_python.scheduling.sampling import SamplingParams
 
 VOCAB = 40
@@ -106,3 +106,29 @@ def test_without_a_seed_answers_differ() -> None:
     logits = torch.zeros(1, 10000)
     drawn = {int(sample_tokens(logits, [TokenSampler(params(temperature=1.0))])) for _ in range(8)}
     assert len(drawn) > 1
+
+
+def test_on_the_device_the_same_tokens_are_chosen() -> None:
+    """`choose_tokens`, whose parameters are tensors, against `sample_tokens` with the same random numbers."""
+    kinds: list[dict[str, object]] = [
+        {"temperature": 0.8, "seed": 5, "top_k": 7, "repetition_penalty": 1.2},
+        {"temperature": 1.3, "seed": 6},
+        {"repetition_penalty": 1.5},
+        {"temperature": 0.5, "seed": 7, "top_p": 0.5, "top_k": 1000},
+    ]
+    samplers, twins = ([TokenSampler(params(**kind)) for kind in kinds] for _ in range(2))
+    given = [sampler.params for sampler in samplers]
+    suppressed = torch.arange(VOCAB) % 9 == 0
+    seen = torch.zeros(len(kinds), VOCAB, dtype=torch.bool)
+    for logits in torch.randn(60, len(kinds), VOCAB) * 2:
+        rows = RowSampling(
+            sampled=torch.tensor([not sampler.greedy for sampler in samplers]),
+            temperature=torch.tensor([p.temperature or 1.0 for p in given]),
+            top_k=torch.tensor([p.top_k for p in given]),
+            top_p=torch.tensor([p.top_p for p in given]),
+            repetition_penalty=torch.tensor([p.repetition_penalty for p in given]),
+            uniforms=torch.cat([torch.zeros(1) if twin.greedy else twin.uniforms(1) for twin in twins]),
+        )
+        chosen = choose_tokens(logits, rows, seen, suppressed)
+        assert chosen.tolist() == sample_tokens(logits, samplers, suppressed).tolist()
+        seen[torch.arange(len(kinds)), chosen] = True

@@ -114,7 +114,7 @@ class Decoder(nn.Module):
         self.config = config
         self.layers = nn.ModuleList(DecoderLayer(config, index) for index in range(config.layers))
         self.norm = RMSNorm(config.hidden, config.norm_eps)
-        self._rotary = Rotary(config.head_dim, config.rope_theta, config.mrope_sections)
+        self.rotary = Rotary(config.head_dim, config.rope_theta, config.mrope_sections)
 
     def new_cache(self, num_pages: int) -> PagedKVCache:
         weight = self.norm.weight
@@ -137,7 +137,7 @@ class Decoder(nn.Module):
         `tap` counts as Hugging Face's `hidden_states` do: 0 is `embeds`, k the output of the k-th layer before
         deepstack features are added to it, and the number of layers the normed output.
         """
-        angles = self._rotary(positions, embeds.dtype)
+        angles = self.rotary(positions, embeds.dtype)
         x = embeds
         tapped = x if tap == 0 else None
         for index, layer in enumerate(self.layers):

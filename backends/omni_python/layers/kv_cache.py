@@ -90,6 +90,10 @@ class PagedKVCache:
         self._keys = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(num_layers)]
         self._values = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(num_layers)]
 
+    def layer(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values of one layer."""
+        return self._keys[index], self._values[index]
+
     def clear(self, pages: Sequence[int]) -> None:
         index = torch.tensor(list(pages), device=self._keys[0].device)
         for tensor in (*self._keys, *self._values):

@@ -50,8 +50,8 @@ class SparseMoE(nn.Module):
         shared_intermediate: int = 0,
     ) -> None:
         super().__init__()
-        self._top_k = top_k
-        self._normalise = normalise
+        self.top_k = top_k
+        self.normalise = normalise
         self.gate = nn.Linear(hidden, experts, bias=False)
         self.experts = Experts(experts, hidden, intermediate)
         self.shared_expert = GatedMLP(hidden, shared_intermediate) if shared_intermediate else None
@@ -59,17 +59,17 @@ class SparseMoE(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """`x` [tokens, hidden] -> [tokens, hidden]."""
-        weights, chosen = F.softmax(self.gate(x), dim=-1, dtype=torch.float32).topk(self._top_k, dim=-1)
-        if self._normalise:
+        weights, chosen = F.softmax(self.gate(x), dim=-1, dtype=torch.float32).topk(self.top_k, dim=-1)
+        if self.normalise:
             weights = weights / weights.sum(dim=-1, keepdim=True)
         expert, order = chosen.flatten().sort(stable=True)
         experts = torch.arange(self.gate.out_features, device=x.device)
         ends = torch.searchsorted(expert, experts, right=True).to(torch.int32)
-        sorted_out = self.experts(x[order // self._top_k], ends)
+        sorted_out = self.experts(x[order // self.top_k], ends)
         # Put back in each token's own order and summed there: the result does not depend on who else is in the batch.
         out = torch.empty_like(sorted_out)
         out[order] = sorted_out
-        out = (out.view(len(x), self._top_k, -1) * weights[..., None].to(x.dtype)).sum(dim=1)
+        out = (out.view(len(x), self.top_k, -1) * weights[..., None].to(x.dtype)).sum(dim=1)
         if self.shared_expert is not None and self.shared_expert_gate is not None:
             out = out + torch.sigmoid(self.shared_expert_gate(x)) * self.shared_expert(x)
         return out

@@ -24,11 +24,15 @@ class Rotary:
                 axis[dimension : 3 * sections[dimension] : 3] = dimension
         self._axis = axis
 
-    def __call__(self, positions: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-        """Cosine and sine, each [tokens, 1, head_dim] of `dtype`, of `positions` [3, tokens]."""
+    def angles(self, positions: torch.Tensor) -> torch.Tensor:
+        """Angles, float32 [tokens, head_dim / 2], of `positions` [3, tokens]."""
         if self._frequencies.device != positions.device:
             self._frequencies, self._axis = self._frequencies.to(positions.device), self._axis.to(positions.device)
-        angles = positions.float()[self._axis].T * self._frequencies
+        return positions.T.float()[:, self._axis] * self._frequencies
+
+    def __call__(self, positions: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+        """Cosine and sine, each [tokens, 1, head_dim] of `dtype`, of `positions` [3, tokens]."""
+        angles = self.angles(positions)
         angles = torch.cat((angles, angles), dim=-1)[:, None]
         return angles.cos().to(dtype), angles.sin().to(dtype)
 

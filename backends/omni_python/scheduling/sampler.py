@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 
@@ -62,8 +63,37 @@ def sample_tokens(
     return tokens
 
 
+@dataclass(frozen=True)
+class RowSampling:
+    """What `choose_tokens` needs of B rows, on the device: int64 `top_k` (0: all), bool `sampled`, else float32 [B]."""
+
+    sampled: torch.Tensor
+    temperature: torch.Tensor
+    top_k: torch.Tensor
+    top_p: torch.Tensor
+    repetition_penalty: torch.Tensor
+    uniforms: torch.Tensor
+
+
+def choose_tokens(
+    logits: torch.Tensor, rows: RowSampling, seen: torch.Tensor, suppressed: torch.Tensor
+) -> torch.Tensor:
+    """What `sample_tokens` does, with all that a row needs on the device, so that it can be captured: int64 [B].
+
+    `seen` bool [B, V] are the tokens that the penalty is for; `temperature` must not be 0, even of greedy rows.
+    """
+    penalty = rows.repetition_penalty[:, None]
+    logits = torch.where(seen, torch.where(logits > 0, logits / penalty, logits * penalty), logits)
+    logits = logits.masked_fill(suppressed, -torch.inf)
+    drawn = draw(logits / rows.temperature[:, None], rows.top_k, rows.top_p, rows.uniforms)
+    return torch.where(rows.sampled, drawn, logits.argmax(dim=-1))
+
+
 def draw(
-    logits: torch.Tensor, top_k: int | Sequence[int], top_p: float | torch.Tensor, uniforms: torch.Tensor
+    logits: torch.Tensor,
+    top_k: int | Sequence[int] | torch.Tensor,
+    top_p: float | torch.Tensor,
+    uniforms: torch.Tensor,
 ) -> torch.Tensor:
     """Draw one token a row by the inverse of the distribution function: int64 [B] from `logits` [B, V].
 
@@ -71,12 +101,24 @@ def draw(
     probability. `uniforms` [B] are in 0..1; `top_k` and `top_p` are for all rows or one a row ([B]).
     """
     vocab = logits.shape[-1]
+    if isinstance(top_k, torch.Tensor):
+        ordered, index = logits.sort(dim=-1, descending=True)
+        rank = torch.arange(vocab, device=logits.device)
+        ordered = ordered.masked_fill((rank >= top_k[:, None]) & (top_k[:, None] > 0), -torch.inf)
+        return _draw_ordered(ordered, index, top_p, uniforms)
     limits = [k or vocab for k in ([top_k] * len(logits) if isinstance(top_k, int) else top_k)]
     widest = min(max(limits), vocab)
     ordered, index = logits.topk(widest, dim=-1) if widest < vocab else logits.sort(dim=-1, descending=True)
     if min(limits) < widest:
         rank = torch.arange(widest, device=logits.device)
         ordered = ordered.masked_fill(rank >= torch.tensor(limits, device=logits.device)[:, None], -torch.inf)
+    return _draw_ordered(ordered, index, top_p, uniforms)
+
+
+def _draw_ordered(
+    ordered: torch.Tensor, index: torch.Tensor, top_p: float | torch.Tensor, uniforms: torch.Tensor
+) -> torch.Tensor:
+    """Draw of logits in descending order, of which `index` tells the tokens."""
     probabilities = ordered.softmax(dim=-1)
     before = probabilities.cumsum(dim=-1) - probabilities
     limit = top_p[:, None] if isinstance(top_p, torch.Tensor) else top_p

@@ -63,6 +63,7 @@ class TorchScheduler(LoopScheduler, Generic[R]):
         row = self._rows.pop(request_id, None)
         if row is None:
             return
+        self._runner.release(row)
         if row.pages:
             self._running.remove(row)
             self._pool.give_back(row.pages)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from omni_python.models.qwen3_omni.checkpoint import read_tensors
+from omni_python.models.qwen3_omni.dummy import LoadFormat, built_dummy, is_dummy
 from omni_python.models.qwen3_omni.weights import fill
 
 SAMPLE_RATE = 24000
@@ -40,10 +41,14 @@ class Code2Wav:
         return self._module(codes.to(self._weight.device))[:, 0].float().cpu()
 
 
-def load_code2wav(path: str | Path, config: Any, dtype: torch.dtype, device: str) -> Code2Wav:
+def load_code2wav(
+    path: str | Path, config: Any, dtype: torch.dtype, device: str, load_format: LoadFormat = "auto"
+) -> Code2Wav:
     """The vocoder of the checkpoint at `path`, whose `Qwen3OmniMoeConfig` is `config`."""
     from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import Qwen3OmniMoeCode2Wav
 
+    if is_dummy(load_format):
+        return Code2Wav(built_dummy(lambda: Qwen3OmniMoeCode2Wav._from_config(config.code2wav_config), dtype, device))
     # Built on the CPU, not on the meta device: it has buffers that no checkpoint holds.
     module = Qwen3OmniMoeCode2Wav._from_config(config.code2wav_config)
     return Code2Wav(fill(module, read_tensors(path, "code2wav.", dtype, device), "code2wav").to(device))

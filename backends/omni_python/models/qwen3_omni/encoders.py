@@ -7,20 +7,30 @@ from pathlib import Path
 import torch
 
 from omni_python.models.qwen3_omni.checkpoint import load_config, read_tensors
+from omni_python.models.qwen3_omni.dummy import LoadFormat, built_dummy, is_dummy
 from omni_python.models.qwen3_omni.payloads import AudioEmbeds, AudioInput, VisionEmbeds, VisionInput
 
 
 class AudioEncoder:
     """Log-mel features to embeddings in the thinker's space; computes in `dtype`, hands out float32 on the CPU."""
 
-    def __init__(self, model_path: str | Path, device: str = "cpu", dtype: torch.dtype = torch.float32) -> None:
+    def __init__(
+        self,
+        model_path: str | Path,
+        device: str = "cpu",
+        dtype: torch.dtype = torch.float32,
+        load_format: LoadFormat = "auto",
+    ) -> None:
         from transformers.models.qwen3_omni_moe.configuration_qwen3_omni_moe import Qwen3OmniMoeAudioEncoderConfig
         from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import Qwen3OmniMoeAudioEncoder
 
         config = Qwen3OmniMoeAudioEncoderConfig(**load_config(model_path)["thinker_config"]["audio_config"])
-        tower = Qwen3OmniMoeAudioEncoder(config)
-        tower.load_state_dict(read_tensors(model_path, "thinker.audio_tower.", dtype), assign=True)
-        self._tower = tower.to(device).eval()
+        if is_dummy(load_format):
+            self._tower = built_dummy(lambda: Qwen3OmniMoeAudioEncoder._from_config(config), dtype, device)
+        else:
+            tower = Qwen3OmniMoeAudioEncoder(config)
+            tower.load_state_dict(read_tensors(model_path, "thinker.audio_tower.", dtype), assign=True)
+            self._tower = tower.to(device).eval()
         self._device, self._dtype = device, dtype
 
     @torch.inference_mode()
@@ -35,14 +45,23 @@ class AudioEncoder:
 class VisionEncoder:
     """Patches to embeddings in the thinker's space; computes in `dtype`, hands out float32 on the CPU."""
 
-    def __init__(self, model_path: str | Path, device: str = "cpu", dtype: torch.dtype = torch.float32) -> None:
+    def __init__(
+        self,
+        model_path: str | Path,
+        device: str = "cpu",
+        dtype: torch.dtype = torch.float32,
+        load_format: LoadFormat = "auto",
+    ) -> None:
         from transformers.models.qwen3_omni_moe.configuration_qwen3_omni_moe import Qwen3OmniMoeVisionEncoderConfig
         from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import Qwen3OmniMoeVisionEncoder
 
         config = Qwen3OmniMoeVisionEncoderConfig(**load_config(model_path)["thinker_config"]["vision_config"])
-        tower = Qwen3OmniMoeVisionEncoder(config)
-        tower.load_state_dict(read_tensors(model_path, "thinker.visual.", dtype), assign=True)
-        self._tower = tower.to(device).eval()
+        if is_dummy(load_format):
+            self._tower = built_dummy(lambda: Qwen3OmniMoeVisionEncoder._from_config(config), dtype, device)
+        else:
+            tower = Qwen3OmniMoeVisionEncoder(config)
+            tower.load_state_dict(read_tensors(model_path, "thinker.visual.", dtype), assign=True)
+            self._tower = tower.to(device).eval()
         self._device, self._dtype = device, dtype
 
     @torch.inference_mode()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from omni_python.models.qwen3_omni.dummy import LoadFormat
 from omni_python.models.qwen3_omni.encoders import AudioEncoder, VisionEncoder
 from omni_python.models.qwen3_omni.payloads import ThinkerInput
 from omni_python.models.qwen3_omni.preprocess import Preprocessor
@@ -15,14 +16,18 @@ def create_preprocessing(model_path: str, speech: bool = True, workers: int = 1)
     return SimpleScheduler(Preprocessor(model_path, speech), workers=workers)
 
 
-def create_image_encoder(model_path: str, gpu_id: int | None = None) -> SimpleScheduler:
+def create_image_encoder(
+    model_path: str, gpu_id: int | None = None, load_format: LoadFormat = "auto"
+) -> SimpleScheduler:
     """VisionInput -> VisionEmbeds, for images and videos."""
-    return SimpleScheduler(VisionEncoder(model_path, *_placement(gpu_id)))
+    return SimpleScheduler(VisionEncoder(model_path, *_placement(gpu_id), load_format))
 
 
-def create_audio_encoder(model_path: str, gpu_id: int | None = None) -> SimpleScheduler:
+def create_audio_encoder(
+    model_path: str, gpu_id: int | None = None, load_format: LoadFormat = "auto"
+) -> SimpleScheduler:
     """AudioInput -> AudioEmbeds."""
-    return SimpleScheduler(AudioEncoder(model_path, *_placement(gpu_id)))
+    return SimpleScheduler(AudioEncoder(model_path, *_placement(gpu_id), load_format))
 
 
 def create_aggregate() -> SimpleScheduler:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 import torch
 
+from omni_python.layers.decoder import Decoder
+from omni_python.layers.fused_decoder import unsupported
 from omni_python.models.qwen3_omni.checkpoint import load_json
 from omni_python.models.qwen3_omni.code2wav import load_code2wav
 from omni_python.models.qwen3_omni.decode import DecodeScheduler
 from omni_python.models.qwen3_omni.detokenizer import TokenBytes, load_tokenizer
+from omni_python.models.qwen3_omni.dummy import LoadFormat, is_dummy
 from omni_python.models.qwen3_omni.talker import Talker, load_talker
 from omni_python.models.qwen3_omni.talker_prompt import TalkerTokens
 from omni_python.models.qwen3_omni.talker_runner import TalkerModelRunner
@@ -25,6 +30,12 @@ from omni_python.scheduling.torch_scheduler import TorchScheduler
 Engine = Literal["torch", "sglang"]
 """What runs an autoregressive stage: `TorchScheduler`, or `OmniScheduler` with the `sglang` extra installed."""
 
+Kernels = Literal["auto", "plain", "fused"]
+"""What computes the decode steps of engine "torch": plain operations, or fused kernels in captured graphs, which need a
+Hopper GPU and Triton; "auto" takes these where they can run, and logs which."""
+
+logger = logging.getLogger(__name__)
+
 
 def create_thinker(
     model_path: str,
@@ -35,27 +46,30 @@ def create_thinker(
     decode_stage: str = "decode",
     talker_stage: str | None = "talker_ar",
     engine: Engine = "torch",
+    kernels: Kernels = "auto",
+    load_format: LoadFormat = "auto",
 ) -> Scheduler:
     """`talker_stage` None for a pipeline that answers in text alone."""
     config = model_config(model_path)
     thinker_config = config.thinker_config
     media = MediaTokens(thinker_config.image_token_id, thinker_config.video_token_id, thinker_config.audio_token_id)
 
-    def runner(thinker: Thinker) -> ThinkerModelRunner:
+    def runner(thinker: Thinker, fused_rows: int = 0) -> ThinkerModelRunner:
         ends = eos_ids(model_path, config)
         accept_layer = config.talker_config.accept_hidden_layer
         texts = TokenBytes(load_tokenizer(model_path))
-        return ThinkerModelRunner(thinker, media, ends, accept_layer, texts, decode_stage, talker_stage)
+        return ThinkerModelRunner(thinker, media, ends, accept_layer, texts, decode_stage, talker_stage, fused_rows)
 
-    if _is_sglang(engine):
+    if _is_sglang(engine, kernels, load_format):
         from omni_python.models.qwen3_omni import sglang_thinker
 
         sizes = (max_running, kv_tokens, prefill_tokens)
         return sglang_thinker.thinker_scheduler(
             model_path, config, gpu_id, sizes, media, runner, talker_stage is not None
         )
-    thinker = load_thinker(model_path, config, *_placement(gpu_id))
-    return TorchScheduler(runner(thinker), max_running, kv_tokens, prefill_tokens, name="thinker")
+    thinker = load_thinker(model_path, config, *_placement(gpu_id), load_format)
+    fused_rows = _fused_rows(kernels, "thinker", [thinker.model], max_running)
+    return TorchScheduler(runner(thinker, fused_rows), max_running, kv_tokens, prefill_tokens, name="thinker")
 
 
 def create_talker(
@@ -68,19 +82,23 @@ def create_talker(
     single_frames: int = 10,
     frames_per_chunk: int = 10,
     engine: Engine = "torch",
+    kernels: Kernels = "auto",
+    load_format: LoadFormat = "auto",
 ) -> Scheduler:
     config = model_config(model_path)
 
-    def runner(talker: Talker) -> TalkerModelRunner:
-        return TalkerModelRunner(talker, TalkerTokens.of(config), code2wav_stage, single_frames, frames_per_chunk)
+    def runner(talker: Talker, fused_rows: int = 0) -> TalkerModelRunner:
+        sizes = (single_frames, frames_per_chunk, fused_rows)
+        return TalkerModelRunner(talker, TalkerTokens.of(config), code2wav_stage, *sizes)
 
-    if _is_sglang(engine):
+    if _is_sglang(engine, kernels, load_format):
         from omni_python.models.qwen3_omni import sglang_talker
 
         sizes = (max_running, kv_tokens, prefill_tokens)
         return sglang_talker.talker_scheduler(model_path, config, gpu_id, sizes, runner)
-    talker = load_talker(model_path, config, *_placement(gpu_id))
-    return TorchScheduler(runner(talker), max_running, kv_tokens, prefill_tokens, name="talker")
+    talker = load_talker(model_path, config, *_placement(gpu_id), load_format)
+    fused_rows = _fused_rows(kernels, "talker", [talker.model, talker.code_predictor.model], max_running)
+    return TorchScheduler(runner(talker, fused_rows), max_running, kv_tokens, prefill_tokens, name="talker")
 
 
 def create_code2wav(
@@ -90,8 +108,9 @@ def create_code2wav(
     left_context: int = 25,
     first_chunk_frames: int | None = None,
     max_batch: int = 8,
+    load_format: LoadFormat = "auto",
 ) -> Code2WavScheduler:
-    vocoder = load_code2wav(model_path, model_config(model_path), *_placement(gpu_id))
+    vocoder = load_code2wav(model_path, model_config(model_path), *_placement(gpu_id), load_format)
     return Code2WavScheduler(vocoder, chunk_frames, left_context, first_chunk_frames, max_batch=max_batch)
 
 
@@ -107,10 +126,28 @@ def eos_ids(model_path: str | Path, config: Any) -> list[int]:
     return list(given) if isinstance(given, list) else [given]
 
 
-def _is_sglang(engine: str) -> bool:
-    if engine not in get_args(Engine):
-        raise InvalidArgument(f"engine {engine!r} is not known; valid: {', '.join(get_args(Engine))}")
+def _is_sglang(engine: str, kernels: str, load_format: str) -> bool:
+    for what, given, valid in (("engine", engine, Engine), ("kernels", kernels, Kernels)):
+        if given not in get_args(valid):
+            raise InvalidArgument(f"{what} {given!r} is not known; valid: {', '.join(get_args(valid))}")
+    if engine == "sglang" and (kernels == "fused" or is_dummy(load_format)):
+        raise InvalidArgument('kernels "fused" and load_format "dummy" are for engine "torch"')
     return engine == "sglang"
+
+
+def _fused_rows(kernels: str, stage: str, decoders: Sequence[Decoder], max_running: int) -> int:
+    """For how many requests decode steps are captured with the fused kernels; 0 where plain operations are used."""
+    if kernels == "plain":
+        return 0
+    reasons = [unsupported(decoder.config, decoder.norm.weight) for decoder in decoders]
+    reason = next((reason for reason in reasons if reason is not None), None)
+    if reason is None:
+        logger.info("the %s decodes with fused kernels", stage)
+        return max_running
+    if kernels == "fused":
+        raise InvalidArgument(f'the {stage} cannot use kernels "fused": {reason}; say "auto" or "plain"')
+    logger.info("the %s decodes with plain operations: of the fused kernels, %s", stage, reason)
+    return 0
 
 
 def _placement(gpu_id: int | None) -> tuple[torch.dtype, str]:

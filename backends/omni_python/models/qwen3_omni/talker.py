@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +12,19 @@ from torch import nn
 
 from omni_python.layers.cuda_graph import GraphedOnCuda
 from omni_python.layers.decoder import Decoder, DecoderConfig
+from omni_python.layers.fused_decoder import MAX_ROWS
 from omni_python.layers.kv_cache import PAGE_TOKENS, AttentionPlan, KVRow, PagedKVCache
 from omni_python.models.qwen3_omni.checkpoint import read_tensors
+from omni_python.models.qwen3_omni.dummy import LoadFormat, draw_weights, is_dummy
 from omni_python.models.qwen3_omni.weights import decoder_config, fill
 from omni_python.scheduling.sampler import draw
 
 RESIDUAL_TOP_K = 50
 RESIDUAL_TOP_P = 0.8
 """How residual codes are drawn when the talker samples: fixed in Hugging Face's generation, at temperature 1."""
+
+Completion = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+"""What `CodePredictor.forward` does."""
 
 
 class ResizeMLP(nn.Module):
@@ -62,6 +68,8 @@ class CodePredictor(nn.Module):
         )
         self._prepared: dict[int, tuple[PagedKVCache, list[AttentionPlan]]] = {}
         self._graphed = GraphedOnCuda(self._complete)
+        self.fused: Completion | None = None
+        """Does the work in place of this module's own plain operations, where it is set."""
 
     def forward(
         self, hidden: torch.Tensor, first: torch.Tensor, sampled: torch.Tensor, uniforms: torch.Tensor
@@ -84,6 +92,8 @@ class CodePredictor(nn.Module):
         self, hidden: torch.Tensor, first: torch.Tensor, sampled: torch.Tensor, uniforms: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         rows = len(hidden)
+        if self.fused is not None and rows <= MAX_ROWS:
+            return self.fused(hidden, first, sampled, uniforms)
         cache, plans = self._prepare(rows, hidden.device)
         x = torch.stack((hidden, first), dim=1).flatten(0, 1)
         codes, total = [], torch.zeros_like(hidden)
@@ -136,8 +146,14 @@ class Talker(nn.Module):
         return self.text_projection(self.thinker_embedding(ids))
 
 
-def load_talker(path: str | Path, config: Any, dtype: torch.dtype, device: str) -> Talker:
+def load_talker(
+    path: str | Path, config: Any, dtype: torch.dtype, device: str, load_format: LoadFormat = "auto"
+) -> Talker:
     """The talker of the checkpoint at `path`, whose `Qwen3OmniMoeConfig` is `config`."""
+    if is_dummy(load_format):
+        with torch.device("meta"):
+            talker = Talker(config.talker_config, config.thinker_config.text_config.vocab_size)
+        return draw_weights(talker, dtype, device)
     tensors = read_tensors(path, "talker.", dtype, device)
     tensors["thinker_embedding.weight"] = read_tensors(path, "thinker.model.embed_tokens.", dtype, device)["weight"]
     with torch.device("meta"):

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from omni_python.model_runner.base import ARRequest, PromptInput
+from omni_python.model_runner.base import NOT_A_NUMBER, ARRequest, PromptInput
 from omni_python.model_runner.feedback import FeedbackARModelRunner
+from omni_python.models.qwen3_omni.decode_rows import DecodeInput, TalkerRow
 from omni_python.models.qwen3_omni.payloads import AnswerToken, CodecFrames, TalkerPrompt, TalkerResult
 from omni_python.models.qwen3_omni.talker import Talker
 from omni_python.models.qwen3_omni.talker_prompt import TalkerTokens, UserPart, speech_prompt, user_part
-from omni_python.proto.errors import InvalidArgument
+from omni_python.proto.errors import InvalidArgument, OmniError
 from omni_python.scheduling.base import IncomingMessage, OutgoingMessage
 from omni_python.scheduling.sampler import TokenSampler
+
+if TYPE_CHECKING:
+    from omni_python.models.qwen3_omni.talker_decode import TalkerDecode
 
 
 @dataclass(kw_only=True, eq=False)
@@ -33,6 +37,8 @@ class TalkerRequest(ARRequest):
     feedback: torch.Tensor | None = None
     frames: list[list[int]] = field(default_factory=list)
     num_frames: int = 0
+    place: TalkerRow | None = None
+    """Where the captured decode step keeps the request, once it decodes; `feedback` is then there."""
 
     @property
     def text_step(self) -> int:
@@ -55,7 +61,7 @@ class TalkerFeedback:
         return prompt
 
     def write_buffers(self, rows: Sequence[TalkerRequest]) -> torch.Tensor:
-        ids = torch.tensor([self._text_token(row) for row in rows], device=self._device)
+        ids = torch.tensor([self.text_token(row) for row in rows], device=self._device)
         feedback = torch.stack([row.feedback for row in rows if row.feedback is not None])
         return feedback + self._talker.project_text(ids)
 
@@ -75,7 +81,7 @@ class TalkerFeedback:
             row.frames.append([row.generated[-1], *rest])
             row.num_frames += 1
 
-    def _text_token(self, row: TalkerRequest) -> int:
+    def text_token(self, row: TalkerRequest) -> int:
         """The answer's tokens one a frame, then the end-of-text token once, then padding."""
         if row.text_step < len(row.answer):
             return row.answer[row.text_step]
@@ -98,8 +104,11 @@ class TalkerModelRunner(FeedbackARModelRunner[TalkerRequest]):
         target: str = "code2wav",
         single_frames: int = 10,
         frames_per_chunk: int = 10,
+        fused_rows: int = 0,
     ) -> None:
-        super().__init__(talker.model, talker.codec_head, TalkerFeedback(talker, tokens))
+        """`fused_rows` above 0: decode steps are captured, with the fused kernels, for up to so many requests."""
+        self._feedback = TalkerFeedback(talker, tokens)
+        super().__init__(talker.model, talker.codec_head, self._feedback)
         self._tokens = tokens
         self._target = target
         self._single_frames = single_frames
@@ -108,6 +117,58 @@ class TalkerModelRunner(FeedbackARModelRunner[TalkerRequest]):
         self._never = torch.arange(vocab, device=talker.codec_head.weight.device) >= vocab - 1024
         self._never_nor_end = self._never.clone()
         self._never[tokens.codec_eos] = False
+        self._talker = talker
+        self._fused_rows = fused_rows
+        self._decode: TalkerDecode | None = None
+
+    def allocate(self, num_pages: int) -> None:
+        if not self._fused_rows:
+            super().allocate(num_pages)
+            return
+        from omni_python.models.qwen3_omni.fused_code_predictor import FusedCodePredictor
+        from omni_python.models.qwen3_omni.talker_decode import TalkerDecode
+
+        super().allocate(num_pages + 1)
+        predictor = FusedCodePredictor(self._talker.code_predictor)
+        self._talker.code_predictor.fused = predictor
+        self._decode = TalkerDecode(
+            self._talker, predictor, self._never, self._never_nor_end, self.cache, self._fused_rows
+        )
+        self._decode.prepare()
+
+    def release(self, row: TalkerRequest) -> None:
+        if row.place is not None and self._decode is not None:
+            self._decode.release(row.place)
+            row.place = None
+
+    def step(self, rows: Sequence[TalkerRequest]) -> None:
+        if self._decode is None:
+            super().step(rows)
+            return
+        decoding = [row for row in rows if row.computed]
+        if decoding:
+            self._decode_step(self._decode, decoding)
+        if len(decoding) < len(rows):
+            super().step([row for row in rows if not row.computed])
+
+    def _decode_step(self, decode: TalkerDecode, rows: Sequence[TalkerRequest]) -> None:
+        inputs = []
+        for row in rows:
+            if row.place is None:
+                assert row.feedback is not None, "made with the frame of the prompt's step"
+                row.place = decode.admit(row.pages, row.feedback, row.sampler)
+                row.feedback = None
+            inputs.append(DecodeInput(row.place, row.computed, row.rope_delta, self._feedback.text_token(row)))
+        for row, frame in zip(rows, decode.step(inputs), strict=True):
+            if not frame.valid:
+                row.error = OmniError(NOT_A_NUMBER)
+                continue
+            row.computed += 1
+            row.generated.append(frame.codes[0])
+            row.finish_reason = self.why_finished(row)
+            if row.finish_reason is None:
+                row.frames.append(frame.codes)
+                row.num_frames += 1
 
     def open(self, message: IncomingMessage) -> TalkerRequest | None:
         prompt = message.data

@@ -10,6 +10,7 @@ from torch import nn
 
 from omni_python.layers.decoder import Decoder, DecoderConfig
 from omni_python.models.qwen3_omni.checkpoint import read_tensors
+from omni_python.models.qwen3_omni.dummy import LoadFormat, draw_weights, is_dummy
 from omni_python.models.qwen3_omni.weights import decoder_config, fill
 
 
@@ -31,9 +32,15 @@ class Thinker(nn.Module):
         self.lm_head = nn.Linear(config.hidden, text_config.vocab_size, bias=False)
 
 
-def load_thinker(path: str | Path, config: Any, dtype: torch.dtype, device: str) -> Thinker:
+def load_thinker(
+    path: str | Path, config: Any, dtype: torch.dtype, device: str, load_format: LoadFormat = "auto"
+) -> Thinker:
     """The thinker of the checkpoint at `path`, whose `Qwen3OmniMoeConfig` is `config`."""
     text = config.thinker_config.text_config
+    if is_dummy(load_format):
+        with torch.device("meta"):
+            thinker = Thinker(text)
+        return draw_weights(thinker, dtype, device)
     tensors = {f"model.{name}": t for name, t in read_tensors(path, "thinker.model.", dtype, device).items()}
     if text.tie_word_embeddings:
         tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"]

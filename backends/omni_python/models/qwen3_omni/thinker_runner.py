@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 
 from omni_python.layers.decoder import Deepstack
+from omni_python.layers.fused_decoder import MAX_ROWS
 from omni_python.model_runner.base import ARModelRunner, ARRequest, ForwardBatch, PromptInput
 from omni_python.models.qwen3_omni.detokenizer import Detokenizer, StopStrings, TokenBytes
 from omni_python.models.qwen3_omni.payloads import (
@@ -21,6 +23,9 @@ from omni_python.models.qwen3_omni.thinker import Thinker
 from omni_python.proto.errors import OmniError
 from omni_python.scheduling.base import IncomingMessage, OutgoingMessage
 from omni_python.scheduling.sampler import TokenSampler
+
+if TYPE_CHECKING:
+    from omni_python.models.qwen3_omni.thinker_decode import ThinkerDecode
 
 
 @dataclass(frozen=True)
@@ -41,6 +46,8 @@ class ThinkerRequest(ARRequest):
     detokenizer: Detokenizer | None
     stop: StopStrings
     media_hidden: torch.Tensor | None = None
+    slot: int | None = None
+    """Where the captured decode step keeps the request, once it decodes."""
 
 
 class ThinkerModelRunner(ARModelRunner[ThinkerRequest]):
@@ -59,7 +66,11 @@ class ThinkerModelRunner(ARModelRunner[ThinkerRequest]):
         token_bytes: TokenBytes,
         decode_target: str = "decode",
         talker_target: str | None = "talker_ar",
+        fused_rows: int = 0,
     ) -> None:
+        """`fused_rows` above 0: decode steps are captured, with the fused kernels, for up to so many requests."""
+        self._fused_rows = fused_rows
+        self._decode: ThinkerDecode | None = None
         self._thinker = thinker
         self._media = media
         self._eos_ids = frozenset(eos_ids)
@@ -71,7 +82,41 @@ class ThinkerModelRunner(ARModelRunner[ThinkerRequest]):
         self._dtype = thinker.lm_head.weight.dtype
 
     def allocate(self, num_pages: int) -> None:
-        self.cache = self._thinker.model.new_cache(num_pages)
+        self.cache = self._thinker.model.new_cache(num_pages + bool(self._fused_rows))
+        if self._fused_rows:
+            from omni_python.models.qwen3_omni.thinker_decode import ThinkerDecode
+
+            self._decode = ThinkerDecode(self._thinker, self.cache, self._fused_rows)
+            self._decode.prepare()
+
+    def release(self, row: ThinkerRequest) -> None:
+        if row.slot is not None and self._decode is not None:
+            self._decode.release(row.slot)
+            row.slot = None
+
+    def step(self, rows: Sequence[ThinkerRequest]) -> None:
+        if self._decode is None:
+            super().step(rows)
+            return
+        decoding = [row for row in rows if row.computed]
+        for start in range(0, len(decoding), MAX_ROWS):
+            self._decode_step(self._decode, decoding[start : start + MAX_ROWS])
+        if len(decoding) < len(rows):
+            super().step([row for row in rows if not row.computed])
+
+    def _decode_step(self, decode: ThinkerDecode, rows: Sequence[ThinkerRequest]) -> None:
+        slots = []
+        for row in rows:
+            if row.slot is None:
+                row.slot = decode.admit(row.pages)
+            slots.append(row.slot)
+        logits = decode.step(
+            slots,
+            [row.computed for row in rows],
+            [row.generated[-1] for row in rows],
+            [row.computed + row.rope_delta for row in rows],
+        )
+        self.advance(rows, logits, logits)
 
     def open(self, message: IncomingMessage) -> ThinkerRequest | None:
         if message.type != "new_request":
