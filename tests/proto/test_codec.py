@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from omni_python.proto.codec import ALIGNMENT, CodecError, EncodedPayload, PayloadDecoder
+from omni_python.proto.codec import ALIGNMENT, MAX_BODY, MAX_TENSORS, CodecError, EncodedPayload, PayloadDecoder
 from omni_python.proto.payload import Payload, UnknownPayload
 
 
@@ -148,6 +148,30 @@ def test_hostile_bytes_are_refused(body: bytes, why: str) -> None:
     assert ALIGNMENT == 64
     with pytest.raises(CodecError, match=why):
         PayloadDecoder().decode("test_codec.Everything", body, np.zeros(64, np.uint8))
+
+
+def test_tensors_that_share_bytes_cannot_amount_to_more_than_their_buffer() -> None:
+    one = msgspec.msgpack.Ext(1, msgspec.msgpack.encode((0, (64,), 0, 64)))
+    body = msgspec.msgpack.encode([None, None, {str(n): one for n in range(2)}])
+    with pytest.raises(CodecError, match="more tensors than its buffer holds"):
+        PayloadDecoder().decode("test_codec.Everything", body, np.zeros(64, np.uint8))
+    empty = msgspec.msgpack.Ext(1, msgspec.msgpack.encode((0, (0,), 0, 0)))
+    body = msgspec.msgpack.encode([None, None, {str(n): empty for n in range(MAX_TENSORS + 1)}])
+    with pytest.raises(CodecError, match="more tensors than its buffer holds"):
+        PayloadDecoder().decode("test_codec.Everything", body, np.zeros(64, np.uint8))
+
+
+def test_a_tensor_on_a_gpu_needs_its_memory() -> None:
+    on_gpu = msgspec.msgpack.Ext(1, msgspec.msgpack.encode((0, (64,), 0, 64, True)))
+    with pytest.raises(CodecError, match="beyond its buffer"):
+        PayloadDecoder().decode("test_codec.Everything", msgspec.msgpack.encode([on_gpu]), np.zeros(64, np.uint8))
+
+
+def test_too_much_for_a_message_is_refused_by_its_sender() -> None:
+    with pytest.raises(CodecError, match="carry large bytes as uint8 arrays"):
+        EncodedPayload(Everything(raw=bytes(MAX_BODY + 1)))
+    with pytest.raises(CodecError, match="more than 16384 tensors"):
+        EncodedPayload(Everything(named={str(n): torch.empty(0) for n in range(MAX_TENSORS + 1)}))
 
 
 @pytest.mark.filterwarnings("ignore:The given NumPy array is not writable")

@@ -174,10 +174,17 @@ ControlMessage = (
     | PeersMessage
 )
 
-_encoder = msgspec.msgpack.Encoder()
-encode_message = _encoder.encode
-decode_message = msgspec.msgpack.Decoder(ControlMessage).decode
-"""Both are thread-safe. `decode_message` raises `msgspec.MsgspecError` for anything that is no message."""
+encode_message = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(ControlMessage).decode
+
+
+def decode_message(frame: bytes) -> ControlMessage:
+    """Thread-safe, as `encode_message` is. Raises `msgspec.MsgspecError` for anything that is no message."""
+    try:
+        return _decode(frame)
+    except UnicodeDecodeError as error:  # a tag that is no UTF-8; msgspec says so in its own way everywhere else
+        raise msgspec.DecodeError(str(error)) from None
+
 
 decode_reply = msgspec.msgpack.Decoder(SubmitReply).decode
 

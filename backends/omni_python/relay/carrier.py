@@ -62,6 +62,7 @@ class Carrier:
         infos = tuple(RelayInfo(name, relay.announcement()) for name, relay in self._relays.items())
         self.site = Site(host_identity() if host is None else host, self._cuda.gpu if self._cuda else "", infos)
         self._sites: dict[int, Site] = {}
+        self._routes: dict[tuple[int, ...], tuple[bool, str | None]] = {}
         self._decoders = threading.local()
         self.carried: Counter[str] = Counter()
         """Payloads sent, by way."""
@@ -79,6 +80,7 @@ class Carrier:
         if self._sites.get(epoch) == site:
             return
         self._sites[epoch] = site
+        self._routes.clear()
         for info in site.relays:
             if (relay := self._relays.get(info.relay)) is not None:
                 relay.introduce(epoch, info.data)
@@ -92,9 +94,7 @@ class Carrier:
         """
         if not readers:
             raise Unavailable("there is nobody to send to")
-        sites = [self._site(reader) for reader in readers]
-        same_host = all(site.host == self.site.host for site in sites)
-        on_device = device_way(same_host, all(site.gpu for site in (self.site, *sites)))
+        same_host, on_device = self._route(readers)
         encoded = EncodedPayload(payload, keep_cuda=on_device is not None)
         device: CudaRef | None = None
         if on_device is not None and self._cuda is not None and encoded.device.nbytes:
@@ -119,14 +119,15 @@ class Carrier:
 
     def alloc(self, nbytes: int, readers: Sequence[int], request_id: str = "") -> Allocation:
         """Memory to produce a tensor in: a payload that consists of it is then sent to these processes uncopied."""
-        same_host = all(self._site(reader).host == self.site.host for reader in readers)
+        same_host, _ = self._route(readers)
         return self._relays[host_way(max(nbytes, INLINE_LIMIT + 1), same_host, self._backend)].alloc(nbytes, request_id)
 
     def travels(self, envelope: Envelope | None) -> bool:
         """Whether `unpack` has to wait until the bytes have come."""
-        return envelope is not None and any(
-            relay.travels for ref in envelope.refs if (relay := self._relays.get(_RELAY_OF[type(ref)])) is not None
-        )
+        if envelope is None or envelope.ref is None:
+            return False
+        relay = self._relays.get(_RELAY_OF[type(envelope.ref)])
+        return relay is not None and relay.travels
 
     def unpack(self, sender: int, envelope: Envelope) -> Payload:
         """The payload; its tensors may be views of the sender's slot, which is credited when they are gone.
@@ -176,6 +177,7 @@ class Carrier:
     def forget(self, epoch: int) -> None:
         """A peer is dead, says the coordinator: what it held comes back."""
         self._sites.pop(epoch, None)
+        self._routes.clear()
         for relay in self._relays.values():
             relay.forget(epoch)
 
@@ -183,11 +185,19 @@ class Carrier:
         for relay in self._relays.values():
             relay.close()
 
-    def _site(self, epoch: int) -> Site:
-        try:
-            return self._sites[epoch]
-        except KeyError:
-            raise Unavailable("the receiving process is gone") from None
+    def _route(self, readers: Sequence[int]) -> tuple[bool, str | None]:
+        """Whether all readers are on this host, and which way tensors on a GPU go to them."""
+        key = tuple(readers)
+        route = self._routes.get(key)
+        if route is None:
+            try:
+                sites = [self._sites[reader] for reader in readers]
+            except KeyError:
+                raise Unavailable("the receiving process is gone") from None
+            same_host = all(site.host == self.site.host for site in sites)
+            route = same_host, device_way(same_host, all(site.gpu for site in (self.site, *sites)))
+            self._routes[key] = route
+        return route
 
     def _relay(self, ref: Ref) -> Relay[Any]:
         name = _RELAY_OF[type(ref)]
