@@ -121,3 +121,14 @@ def test_a_text_only_request_never_reaches_the_speech_stages(server: TritonServe
     after = {s: metrics.read(server, "omni_stage_requests_total", stage=s, **speech) for s in ("talker_ar", "code2wav")}
     assert after == before
     assert metrics.read(server, "omni_stage_requests_total", stage="thinker", **speech) == thinker + 1
+
+
+def test_the_ways_of_payloads_are_counted(server: TritonServer, client: OmniClient) -> None:
+    def sent(way: str) -> float:
+        return metrics.read(server, "omni_relay_payloads_total", pipeline="qwen3_omni", process="front", way=way)
+
+    metrics.wait_empty(server, "qwen3_omni")
+    inline, shm = sent("inline"), sent("shm")
+    ask(client, load_case("all"))
+    metrics.wait_empty(server, "qwen3_omni")
+    assert sent("inline") > inline and sent("shm") > shm

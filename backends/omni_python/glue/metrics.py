@@ -18,6 +18,8 @@ _FAMILIES: dict[str, tuple[bool, str]] = {  # name -> (counter or gauge, descrip
     "omni_stage_requests_total": (True, "Requests that reached a stage"),
     "omni_stage_held": (False, "What a stage holds now: requests, fan-in, scheduler rows, KV pages"),
     "omni_relay_slots_in_use": (False, "Relay slots of a process that readers hold"),
+    "omni_relay_payloads_total": (True, "Payloads that a process sent to others, by the way they went"),
+    "omni_relay_waits_total": (True, "Payloads that had to wait for a slot, by relay"),
 }
 
 

@@ -59,8 +59,17 @@ class StageModel:
         return self._process.submit(message)
 
     def _samples(self) -> list[Sample]:
+        process = self._process.process
         samples = [
-            Sample("omni_relay_slots_in_use", self._process.relay_slots_in_use, {"process": self._process.process})
+            Sample("omni_relay_slots_in_use", self._process.relay_slots_in_use, {"process": process}),
+            *(
+                Sample("omni_relay_payloads_total", count, {"process": process, "way": way})
+                for way, count in self._process.carried.items()
+            ),
+            *(
+                Sample("omni_relay_waits_total", stats["waits"], {"process": process, "relay": relay})
+                for relay, stats in self._process.relay_stats().items()
+            ),
         ]
         for stage in self._process.stages.values():
             name = stage.spec.name
