@@ -12,10 +12,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import random
 import statistics
 import subprocess
 import tempfile
 import time
+import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -92,9 +94,9 @@ def measure(server: TritonServer, args: argparse.Namespace) -> Iterator[dict[str
             ask(client, text, args, 0)
         print(f"warm-up of {args.warm_up} requests: {time.perf_counter() - start:.1f} s", flush=True)
         for concurrency in args.concurrency:
-            total = max(args.requests, 4 * concurrency)
-            with ThreadPoolExecutor(concurrency) as pool:
-                list(pool.map(lambda seed: ask(client, text, args, seed), range(concurrency)))
+            total = max(args.requests, 6 * concurrency)
+            with ThreadPoolExecutor(concurrency) as pool:  # a first round for every shape that is compiled on first use
+                list(pool.map(lambda seed: ask(client, text, args, seed), range(2 * concurrency)))
                 start = time.perf_counter()
                 timings = list(pool.map(lambda seed: ask(client, text, args, seed), range(total)))
                 seconds = time.perf_counter() - start
@@ -111,6 +113,35 @@ def measure(server: TritonServer, args: argparse.Namespace) -> Iterator[dict[str
             }
             print(json.dumps(row), flush=True)
             yield row
+
+
+def leave_behind(server: TritonServer, args: argparse.Namespace) -> None:
+    """Print what many requests, a fifth of them left by their clients, change in the memory that is held."""
+    text = "word " * args.prompt_tokens
+
+    def one(seed: int) -> None:
+        rng = random.Random(seed)
+        sampling = {"max_tokens": args.text_tokens, "ignore_eos": True, "talker": {"max_tokens": args.frames + 1}}
+        events = client.stream(text, sampling=sampling)
+        leave_after = rng.randrange(1, 12) if rng.random() < 0.2 else 10**6
+        for number, _ in enumerate(events):
+            if number >= leave_after:
+                events.close()
+                break
+
+    with OmniClient(server.grpc_url, "qwen3_omni") as client, ThreadPoolExecutor(16) as pool:
+        for share in (args.leak_check // 5, args.leak_check):
+            list(pool.map(one, range(share)))
+            time.sleep(2)
+            print(f"after {share} more requests, a fifth aborted: {gpu_memory()}; {held(server)}", flush=True)
+
+
+def held(server: TritonServer) -> str:
+    """Requests by state, and every gauge of ours that is not zero."""
+    with urllib.request.urlopen(f"http://{server.host}:{server.metrics_port}/metrics", timeout=10) as reply:
+        lines = [line for line in reply.read().decode().splitlines() if line.startswith("omni_")]
+    totals = [line for line in lines if line.startswith("omni_requests_total")]
+    return "; ".join([*totals, *(line for line in lines if "_total" not in line and not line.endswith(" 0"))])
 
 
 def median(timings: list[Timing], figure: str) -> float:
@@ -142,6 +173,7 @@ def main() -> None:
     parser.add_argument("--frames", type=int, default=70)
     parser.add_argument("--warm-up", type=int, default=3)
     parser.add_argument("--set", action="append", default=[], metavar="STAGE.ARGUMENT=JSON", help="a factory argument")
+    parser.add_argument("--leak-check", type=int, default=0, metavar="N", help="then N requests, a fifth aborted")
     parser.add_argument("--start-timeout", type=float, default=600)
     parser.add_argument("--server-log", type=Path)
     parser.add_argument("--json", type=Path, help="write all rows here")
@@ -159,6 +191,8 @@ def main() -> None:
         with TritonServer.start(options, log=args.server_log, timeout_s=args.start_timeout) as server:
             print(f"ready after {time.perf_counter() - start:.1f} s; {gpu_memory()}", flush=True)
             rows = list(measure(server, args))
+            if args.leak_check:
+                leave_behind(server, args)
             print(gpu_memory(), flush=True)
     if args.json:
         args.json.write_text(json.dumps(rows, indent=1))

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import torch
-
 from omni_python.models.qwen3_omni.dummy import LoadFormat
 from omni_python.models.qwen3_omni.encoders import AudioEncoder, VisionEncoder
 from omni_python.models.qwen3_omni.payloads import ThinkerInput
+from omni_python.models.qwen3_omni.placement import Dtype, placement
 from omni_python.models.qwen3_omni.preprocess import Preprocessor
 from omni_python.scheduling.simple import SimpleScheduler
 
@@ -17,17 +16,19 @@ def create_preprocessing(model_path: str, speech: bool = True, workers: int = 1)
 
 
 def create_image_encoder(
-    model_path: str, gpu_id: int | None = None, load_format: LoadFormat = "auto"
+    model_path: str, gpu_id: int | None = None, load_format: LoadFormat = "auto", dtype: Dtype = "auto"
 ) -> SimpleScheduler:
     """VisionInput -> VisionEmbeds, for images and videos."""
-    return SimpleScheduler(VisionEncoder(model_path, *_placement(gpu_id), load_format))
+    torch_dtype, device = placement(gpu_id, dtype)
+    return SimpleScheduler(VisionEncoder(model_path, device, torch_dtype, load_format))
 
 
 def create_audio_encoder(
-    model_path: str, gpu_id: int | None = None, load_format: LoadFormat = "auto"
+    model_path: str, gpu_id: int | None = None, load_format: LoadFormat = "auto", dtype: Dtype = "auto"
 ) -> SimpleScheduler:
     """AudioInput -> AudioEmbeds."""
-    return SimpleScheduler(AudioEncoder(model_path, *_placement(gpu_id), load_format))
+    torch_dtype, device = placement(gpu_id, dtype)
+    return SimpleScheduler(AudioEncoder(model_path, device, torch_dtype, load_format))
 
 
 def create_aggregate() -> SimpleScheduler:
@@ -37,7 +38,3 @@ def create_aggregate() -> SimpleScheduler:
         return merged
 
     return SimpleScheduler(compute)
-
-
-def _placement(gpu_id: int | None) -> tuple[str, torch.dtype]:
-    return ("cpu", torch.float32) if gpu_id is None else (f"cuda:{gpu_id}", torch.bfloat16)

@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-import torch
-
 from omni_python.layers.decoder import Decoder
 from omni_python.layers.fused_decoder import unsupported
 from omni_python.models.qwen3_omni.checkpoint import load_json
@@ -16,6 +14,7 @@ from omni_python.models.qwen3_omni.code2wav import load_code2wav
 from omni_python.models.qwen3_omni.decode import DecodeScheduler
 from omni_python.models.qwen3_omni.detokenizer import TokenBytes, load_tokenizer
 from omni_python.models.qwen3_omni.dummy import LoadFormat, is_dummy
+from omni_python.models.qwen3_omni.placement import Dtype, placement
 from omni_python.models.qwen3_omni.talker import Talker, load_talker
 from omni_python.models.qwen3_omni.talker_prompt import TalkerTokens
 from omni_python.models.qwen3_omni.talker_runner import TalkerModelRunner
@@ -48,6 +47,7 @@ def create_thinker(
     engine: Engine = "torch",
     kernels: Kernels = "auto",
     load_format: LoadFormat = "auto",
+    dtype: Dtype = "auto",
 ) -> Scheduler:
     """`talker_stage` None for a pipeline that answers in text alone."""
     config = model_config(model_path)
@@ -60,14 +60,14 @@ def create_thinker(
         texts = TokenBytes(load_tokenizer(model_path))
         return ThinkerModelRunner(thinker, media, ends, accept_layer, texts, decode_stage, talker_stage, fused_rows)
 
-    if _is_sglang(engine, kernels, load_format):
+    if _is_sglang(engine, kernels, load_format, dtype):
         from omni_python.models.qwen3_omni import sglang_thinker
 
         sizes = (max_running, kv_tokens, prefill_tokens)
         return sglang_thinker.thinker_scheduler(
             model_path, config, gpu_id, sizes, media, runner, talker_stage is not None
         )
-    thinker = load_thinker(model_path, config, *_placement(gpu_id), load_format)
+    thinker = load_thinker(model_path, config, *placement(gpu_id, dtype), load_format)
     fused_rows = _fused_rows(kernels, "thinker", [thinker.model], max_running)
     return TorchScheduler(runner(thinker, fused_rows), max_running, kv_tokens, prefill_tokens, name="thinker")
 
@@ -84,6 +84,7 @@ def create_talker(
     engine: Engine = "torch",
     kernels: Kernels = "auto",
     load_format: LoadFormat = "auto",
+    dtype: Dtype = "auto",
 ) -> Scheduler:
     config = model_config(model_path)
 
@@ -91,12 +92,12 @@ def create_talker(
         sizes = (single_frames, frames_per_chunk, fused_rows)
         return TalkerModelRunner(talker, TalkerTokens.of(config), code2wav_stage, *sizes)
 
-    if _is_sglang(engine, kernels, load_format):
+    if _is_sglang(engine, kernels, load_format, dtype):
         from omni_python.models.qwen3_omni import sglang_talker
 
         sizes = (max_running, kv_tokens, prefill_tokens)
         return sglang_talker.talker_scheduler(model_path, config, gpu_id, sizes, runner)
-    talker = load_talker(model_path, config, *_placement(gpu_id), load_format)
+    talker = load_talker(model_path, config, *placement(gpu_id, dtype), load_format)
     fused_rows = _fused_rows(kernels, "talker", [talker.model, talker.code_predictor.model], max_running)
     return TorchScheduler(runner(talker, fused_rows), max_running, kv_tokens, prefill_tokens, name="talker")
 
@@ -109,8 +110,9 @@ def create_code2wav(
     first_chunk_frames: int | None = None,
     max_batch: int = 8,
     load_format: LoadFormat = "auto",
+    dtype: Dtype = "auto",
 ) -> Code2WavScheduler:
-    vocoder = load_code2wav(model_path, model_config(model_path), *_placement(gpu_id), load_format)
+    vocoder = load_code2wav(model_path, model_config(model_path), *placement(gpu_id, dtype), load_format)
     return Code2WavScheduler(vocoder, chunk_frames, left_context, first_chunk_frames, max_batch=max_batch)
 
 
@@ -126,12 +128,14 @@ def eos_ids(model_path: str | Path, config: Any) -> list[int]:
     return list(given) if isinstance(given, list) else [given]
 
 
-def _is_sglang(engine: str, kernels: str, load_format: str) -> bool:
+def _is_sglang(engine: str, kernels: str, load_format: str, dtype: str) -> bool:
     for what, given, valid in (("engine", engine, Engine), ("kernels", kernels, Kernels)):
         if given not in get_args(valid):
             raise InvalidArgument(f"{what} {given!r} is not known; valid: {', '.join(get_args(valid))}")
-    if engine == "sglang" and (kernels == "fused" or is_dummy(load_format)):
-        raise InvalidArgument('kernels "fused" and load_format "dummy" are for engine "torch"')
+    if engine == "sglang" and (kernels == "fused" or is_dummy(load_format) or dtype != "auto"):
+        raise InvalidArgument(
+            'kernels "fused", load_format "dummy" and a dtype other than "auto" are for engine "torch"'
+        )
     return engine == "sglang"
 
 
@@ -148,7 +152,3 @@ def _fused_rows(kernels: str, stage: str, decoders: Sequence[Decoder], max_runni
         raise InvalidArgument(f'the {stage} cannot use kernels "fused": {reason}; say "auto" or "plain"')
     logger.info("the %s decodes with plain operations: of the fused kernels, %s", stage, reason)
     return 0
-
-
-def _placement(gpu_id: int | None) -> tuple[torch.dtype, str]:
-    return (torch.float32, "cpu") if gpu_id is None else (torch.bfloat16, f"cuda:{gpu_id}")

@@ -1,0 +1,23 @@
+"""Where a stage's model lies, and in which precision it computes."""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+import torch
+
+from omni_python.proto.errors import InvalidArgument
+
+Dtype = Literal["auto", "float32", "bfloat16"]
+"""Precision of weights and activations; "auto" is float32 on the CPU and bfloat16 on a GPU."""
+
+
+def placement(gpu_id: int | None, dtype: Dtype) -> tuple[torch.dtype, str]:
+    """The torch dtype and device of a stage on GPU `gpu_id`, or on the CPU."""
+    if dtype not in get_args(Dtype):
+        raise InvalidArgument(f"dtype {dtype!r} is not known; valid: {', '.join(get_args(Dtype))}")
+    if dtype == "auto":
+        dtype = "float32" if gpu_id is None else "bfloat16"
+    elif dtype == "float32":
+        torch.backends.cudnn.allow_tf32 = False  # torch's default for convolutions: 10 bits of mantissa, not float32
+    return getattr(torch, dtype), "cpu" if gpu_id is None else f"cuda:{gpu_id}"
