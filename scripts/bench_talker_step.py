@@ -21,13 +21,13 @@ import torch
 from omni_python.layers.decoder import Decoder
 from omni_python.layers.fused_decoder import MAX_ROWS, FusedDecoder
 from omni_python.layers.kv_cache import PAGE_TOKENS, AttentionPlan, KVRow
+from omni_python.model_runner.sampler import TokenSampler
 from omni_python.models.qwen3_omni.dummy import draw_weights
 from omni_python.models.qwen3_omni.talker import Talker
 from omni_python.models.qwen3_omni.talker_prompt import TalkerTokens
 from omni_python.models.qwen3_omni.talker_runner import TalkerModelRunner, TalkerRequest
 from omni_python.models.qwen3_omni.thinker import Thinker
-from omni_python.scheduling.sampler import TokenSampler
-from omni_python.scheduling.sampling import SamplingParams
+from omni_python.proto.sampling import SamplingParams
 
 DEVICE = "cuda:0"
 TALKER = {"temperature": 0.9, "top_k": 50, "repetition_penalty": 1.05, "max_tokens": 4096, "ignore_eos": True}

@@ -20,7 +20,7 @@ else:
     from omni_python.layers.kernels import attention, codes, linear, moe
 
 from omni_python.layers.kv_cache import PAGE_TOKENS  # noqa: E402
-from omni_python.scheduling.sampler import draw  # noqa: E402
+from omni_python.model_runner.sampler import draw  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # numpy's, of the interpreter
 EPS = 1e-6

@@ -24,7 +24,7 @@ from omni_python.models.qwen3_omni.payloads import (
 from omni_python.models.qwen3_omni.tiny import ASSETS
 from omni_python.proto.errors import OmniError
 from omni_python.proto.payload import TextOutput
-from omni_python.scheduling.base import IncomingMessage
+from omni_python.proto.work import IncomingMessage
 from tests.models.tiny_model import checkpoint as tiny_checkpoint
 from tests.models.tiny_model import conversation, hf_model
 

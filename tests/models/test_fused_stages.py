@@ -22,8 +22,8 @@ from omni_python.models.qwen3_omni.talker import load_talker
 from omni_python.models.qwen3_omni.talker_prompt import TalkerTokens
 from omni_python.models.qwen3_omni.talker_runner import TalkerModelRunner
 from omni_python.models.qwen3_omni.weights import model_config
-from omni_python.scheduling.base import IncomingMessage
-from omni_python.scheduling.sampling import SamplingParams
+from omni_python.proto.sampling import SamplingParams
+from omni_python.proto.work import IncomingMessage
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # numpy's, of the interpreter
 

@@ -16,7 +16,7 @@ from omni_python.models.qwen3_omni.preprocess import TALKER_DEFAULTS, Preprocess
 from omni_python.models.qwen3_omni.prompt import MEDIA_TOKENS, PromptBuilder
 from omni_python.proto.errors import InvalidArgument
 from omni_python.proto.request import AudioPart, ImagePart, Message, OmniRequest, TextPart, VideoPart
-from omni_python.scheduling.sampling import SamplingParams
+from omni_python.proto.sampling import SamplingParams
 from tests.models.tiny_model import checkpoint
 from tests.oracle.cases import CASES, MEDIA, load_case
 

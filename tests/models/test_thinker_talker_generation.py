@@ -14,7 +14,7 @@ import torch
 from omni_python.models.qwen3_omni.detokenizer import load_tokenizer
 from omni_python.models.qwen3_omni.payloads import GenerationOptions, Prompt, ThinkerInput
 from omni_python.proto.errors import InvalidArgument
-from omni_python.scheduling.sampling import SamplingParams
+from omni_python.proto.sampling import SamplingParams
 from tests.models import tiny_model
 from tests.models.tiny_model import GREEDY, GREEDY_TALKER, Conversation, conversation, hf_generate, hf_model
 from tests.models.wired_stages import Answer, WiredStages

@@ -28,7 +28,8 @@ from omni_python.models.qwen3_omni.talker_prompt import TalkerTokens
 from omni_python.proto.errors import InvalidArgument
 from omni_python.proto.payload import TextOutput
 from omni_python.proto.request import AudioPart, ContentPart, ImagePart, Message, OmniRequest, TextPart, VideoPart
-from omni_python.scheduling.base import IncomingMessage, Scheduler
+from omni_python.proto.work import IncomingMessage
+from omni_python.scheduling.base import Scheduler
 from tests.oracle.cases import MEDIA
 
 PUBLISHED = Path(__file__).parent / "published_config.json"

@@ -16,7 +16,7 @@ import torch
 
 from omni_python.models.qwen3_omni import tiny
 from omni_python.models.qwen3_omni.payloads import AudioEmbeds, GenerationOptions, Prompt, ThinkerInput, VisionEmbeds
-from omni_python.scheduling.sampling import SamplingParams
+from omni_python.proto.sampling import SamplingParams
 
 GREEDY = SamplingParams(max_tokens=12)
 GREEDY_TALKER = SamplingParams(max_tokens=30, repetition_penalty=1.05)

@@ -13,7 +13,8 @@ import numpy as np
 from omni_python.models.qwen3_omni import stages
 from omni_python.models.qwen3_omni.payloads import CodecFrames, ThinkerInput, ThinkerResult
 from omni_python.proto.payload import AudioOutput, TextOutput
-from omni_python.scheduling.base import IncomingMessage, OutgoingMessage, Scheduler
+from omni_python.proto.work import IncomingMessage, OutgoingMessage
+from omni_python.scheduling.base import Scheduler
 
 
 @dataclass

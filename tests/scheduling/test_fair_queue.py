@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from omni_python.scheduling.base import IncomingMessage
+from omni_python.proto.work import IncomingMessage
 from omni_python.scheduling.fair_queue import FairQueue
 
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 from transformers import RepetitionPenaltyLogitsProcessor, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-from omni_python.scheduling.sampler import RowSampling, TokenSampler, choose_tokens, draw, sample_tokens
-from omni_python.scheduling.sampling import SamplingParams
+from omni_python.model_runner.sampler import RowSampling, TokenSampler, choose_tokens, draw, sample_tokens
+from omni_python.proto.sampling import SamplingParams
 
 VOCAB = 40
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from omni_python.proto.payload import Payload, TextOutput
-from omni_python.scheduling.base import IncomingMessage, OutgoingMessage
+from omni_python.proto.work import IncomingMessage, OutgoingMessage
 from omni_python.scheduling.simple import SimpleScheduler
 
 

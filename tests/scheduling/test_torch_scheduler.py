@@ -15,10 +15,10 @@ import torch
 
 from omni_python.layers.kv_cache import PAGE_TOKENS
 from omni_python.model_runner.base import ARModelRunner, ARRequest, ForwardBatch, PromptInput
+from omni_python.model_runner.sampler import TokenSampler
 from omni_python.proto.errors import InvalidArgument
-from omni_python.scheduling.base import IncomingMessage, OutgoingMessage
-from omni_python.scheduling.sampler import TokenSampler
-from omni_python.scheduling.sampling import SamplingParams
+from omni_python.proto.sampling import SamplingParams
+from omni_python.proto.work import IncomingMessage, OutgoingMessage
 from omni_python.scheduling.torch_scheduler import TorchScheduler
 
 

@@ -21,7 +21,7 @@ from omni_python.models.qwen3_omni.payloads import (
     ThinkerInput,
     ThinkerResult,
 )
-from omni_python.scheduling.base import IncomingMessage, OutgoingMessage
+from omni_python.proto.work import IncomingMessage, OutgoingMessage
 from omni_python.scheduling.omni_scheduler import OmniScheduler
 
 T = TypeVar("T")

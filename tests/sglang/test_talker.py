@@ -13,8 +13,8 @@ import torch
 from omni_python.models.qwen3_omni import stages
 from omni_python.models.qwen3_omni.payloads import AnswerToken, CodecFrames, TalkerPrompt
 from omni_python.proto.errors import InvalidArgument
-from omni_python.scheduling.base import IncomingMessage
-from omni_python.scheduling.sampling import SamplingParams
+from omni_python.proto.sampling import SamplingParams
+from omni_python.proto.work import IncomingMessage
 from tests.models import tiny_model
 from tests.models.tiny_model import conversation, hf_model
 from tests.sglang import child

@@ -14,7 +14,7 @@ import torch
 from omni_python.models.qwen3_omni.payloads import AnswerToken, DecodeStart, ThinkerInput
 from omni_python.models.qwen3_omni.stages import create_thinker
 from omni_python.proto.errors import InvalidArgument, OmniError
-from omni_python.scheduling.sampling import SamplingParams
+from omni_python.proto.sampling import SamplingParams
 from omni_python.sglang_engine import engine
 from omni_python.sglang_engine.engine import check_version
 from tests.models import tiny_model

@@ -14,9 +14,9 @@ import torch
 
 from omni_python.layers.decoder import Deepstack
 from omni_python.layers.kv_cache import AttentionPlan, KVRow, PagedKVCache
+from omni_python.model_runner.sampler import TokenSampler, sample_tokens
 from omni_python.proto.errors import OmniError
-from omni_python.scheduling.base import IncomingMessage, OutgoingMessage
-from omni_python.scheduling.sampler import TokenSampler, sample_tokens
+from omni_python.proto.work import IncomingMessage, OutgoingMessage
 
 NOT_A_NUMBER = "the model's output is not a number; its weights or this request's inputs are broken"
 

@@ -13,7 +13,8 @@ from omni_python.pipeline.fan_in import FanIn, MergeFn, WaitForFn
 from omni_python.pipeline.recent import RecentIds
 from omni_python.proto.errors import OmniError
 from omni_python.proto.payload import Payload
-from omni_python.scheduling.base import IncomingMessage, OutgoingMessage, Scheduler
+from omni_python.proto.work import IncomingMessage, OutgoingMessage
+from omni_python.scheduling.base import Scheduler
 
 RouteFn = Callable[[str, Payload], "str | Collection[str]"]
 ProjectFn = Callable[[Payload], Payload]

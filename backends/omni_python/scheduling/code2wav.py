@@ -12,7 +12,7 @@ import torch
 
 from omni_python.proto.errors import InvalidArgument, OmniError
 from omni_python.proto.payload import AudioOutput
-from omni_python.scheduling.base import IncomingMessage, OutgoingMessage
+from omni_python.proto.work import IncomingMessage, OutgoingMessage
 from omni_python.scheduling.loop import LoopScheduler
 
 logger = logging.getLogger(__name__)

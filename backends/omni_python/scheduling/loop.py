@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 import torch
 
-from omni_python.scheduling.base import IncomingMessage, OutgoingMessage, Scheduler
+from omni_python.proto.work import IncomingMessage, OutgoingMessage
+from omni_python.scheduling.base import Scheduler
 
 
 @dataclass(slots=True)

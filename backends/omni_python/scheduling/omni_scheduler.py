@@ -12,7 +12,7 @@ import torch
 
 from omni_python.model_runner.base import ARModelRunner, ARRequest, PromptInput, R
 from omni_python.proto.errors import InvalidArgument, Unavailable
-from omni_python.scheduling.base import IncomingMessage
+from omni_python.proto.work import IncomingMessage
 from omni_python.scheduling.loop import LoopScheduler
 from omni_python.sglang_engine.engine import Choice, Engine, EngineConfig
 

@@ -8,7 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from omni_python.proto.payload import Payload
-from omni_python.scheduling.base import IncomingMessage, OutgoingMessage, Scheduler
+from omni_python.proto.work import IncomingMessage, OutgoingMessage
+from omni_python.scheduling.base import Scheduler
 
 
 class SimpleScheduler(Scheduler):

@@ -10,7 +10,7 @@ from typing import Generic
 from omni_python.layers.kv_cache import PAGE_TOKENS
 from omni_python.model_runner.base import ARModelRunner, R
 from omni_python.proto.errors import InvalidArgument
-from omni_python.scheduling.base import IncomingMessage
+from omni_python.proto.work import IncomingMessage
 from omni_python.scheduling.kv_pages import PagePool
 from omni_python.scheduling.loop import LoopScheduler
 

@@ -14,7 +14,8 @@ import numpy as np
 from omni_python.models.noop.payloads import Block, NoopParams
 from omni_python.proto.payload import TextOutput
 from omni_python.proto.request import OmniRequest
-from omni_python.scheduling.base import IncomingMessage, OutgoingMessage, Scheduler
+from omni_python.proto.work import IncomingMessage, OutgoingMessage
+from omni_python.scheduling.base import Scheduler
 from omni_python.scheduling.simple import SimpleScheduler
 
 

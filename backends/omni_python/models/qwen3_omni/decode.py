@@ -9,7 +9,7 @@ from omni_python.models.qwen3_omni.detokenizer import Detokenizer, StopStrings, 
 from omni_python.models.qwen3_omni.payloads import AnswerToken, DecodeStart, ThinkerResult
 from omni_python.proto.errors import OmniError
 from omni_python.proto.payload import TextOutput
-from omni_python.scheduling.base import IncomingMessage, OutgoingMessage
+from omni_python.proto.work import IncomingMessage, OutgoingMessage
 from omni_python.scheduling.loop import LoopScheduler
 
 

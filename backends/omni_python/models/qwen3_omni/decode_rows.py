@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from omni_python.scheduling.sampler import TokenSampler
+from omni_python.model_runner.sampler import TokenSampler
 
 
 @dataclass(slots=True)

@@ -9,7 +9,7 @@ import msgspec
 import torch
 
 from omni_python.proto.payload import Payload
-from omni_python.scheduling.sampling import SamplingParams
+from omni_python.proto.sampling import SamplingParams
 
 # ---- preprocessing -> encoders, mm_aggregate
 

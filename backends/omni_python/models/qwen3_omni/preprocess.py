@@ -21,7 +21,7 @@ from omni_python.preprocessing.image import decode_image
 from omni_python.preprocessing.video import Sampling, decode_video, probe_video
 from omni_python.proto.errors import InvalidArgument
 from omni_python.proto.request import AudioPart, ContentPart, ImagePart, Message, OmniRequest, TextPart, VideoPart
-from omni_python.scheduling.sampling import SamplingParams
+from omni_python.proto.sampling import SamplingParams
 
 ROLES = ("system", "user", "assistant")
 MODALITIES = ("text", "audio")

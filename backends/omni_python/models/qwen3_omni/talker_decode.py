@@ -12,10 +12,10 @@ from omni_python.layers.fused_decoder import MAX_ROWS, FusedDecoder
 from omni_python.layers.kernels.attention import Where
 from omni_python.layers.kernels.linear import linear
 from omni_python.layers.kv_cache import PagedKVCache
+from omni_python.model_runner.sampler import RowSampling, TokenSampler, choose_tokens
 from omni_python.models.qwen3_omni.decode_rows import DecodeInput, Frame, TalkerRow
 from omni_python.models.qwen3_omni.fused_code_predictor import FusedCodePredictor
 from omni_python.models.qwen3_omni.talker import Talker
-from omni_python.scheduling.sampler import RowSampling, TokenSampler, choose_tokens
 
 _SPLITS = 8
 

@@ -10,13 +10,13 @@ import torch
 
 from omni_python.model_runner.base import NOT_A_NUMBER, ARRequest, PromptInput
 from omni_python.model_runner.feedback import FeedbackARModelRunner
+from omni_python.model_runner.sampler import TokenSampler
 from omni_python.models.qwen3_omni.decode_rows import DecodeInput, TalkerRow
 from omni_python.models.qwen3_omni.payloads import AnswerToken, CodecFrames, TalkerPrompt, TalkerResult
 from omni_python.models.qwen3_omni.talker import Talker
 from omni_python.models.qwen3_omni.talker_prompt import TalkerTokens, UserPart, speech_prompt, user_part
 from omni_python.proto.errors import InvalidArgument, OmniError
-from omni_python.scheduling.base import IncomingMessage, OutgoingMessage
-from omni_python.scheduling.sampler import TokenSampler
+from omni_python.proto.work import IncomingMessage, OutgoingMessage
 
 if TYPE_CHECKING:
     from omni_python.models.qwen3_omni.talker_decode import TalkerDecode

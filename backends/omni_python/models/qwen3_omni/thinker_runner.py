@@ -11,6 +11,7 @@ import torch
 from omni_python.layers.decoder import Deepstack
 from omni_python.layers.fused_decoder import MAX_ROWS
 from omni_python.model_runner.base import ARModelRunner, ARRequest, ForwardBatch, PromptInput
+from omni_python.model_runner.sampler import TokenSampler
 from omni_python.models.qwen3_omni.detokenizer import Detokenizer, StopStrings, TokenBytes
 from omni_python.models.qwen3_omni.payloads import (
     AnswerToken,
@@ -21,8 +22,7 @@ from omni_python.models.qwen3_omni.payloads import (
 )
 from omni_python.models.qwen3_omni.thinker import Thinker
 from omni_python.proto.errors import OmniError
-from omni_python.scheduling.base import IncomingMessage, OutgoingMessage
-from omni_python.scheduling.sampler import TokenSampler
+from omni_python.proto.work import IncomingMessage, OutgoingMessage
 
 if TYPE_CHECKING:
     from omni_python.models.qwen3_omni.thinker_decode import ThinkerDecode

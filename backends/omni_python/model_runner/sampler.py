@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from omni_python.scheduling.sampling import SamplingParams
+from omni_python.proto.sampling import SamplingParams
 
 
 class TokenSampler:
