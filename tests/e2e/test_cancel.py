@@ -24,6 +24,14 @@ def aborted(server: TritonServer) -> float:
     return metrics.read(server, "omni_requests_total", pipeline=PIPELINE, state="aborted")
 
 
+def wait_aborted(server: TritonServer, count: float) -> None:
+    """Counters are written a moment later; on a busy machine that can be a long one."""
+    end = time.monotonic() + 5
+    while aborted(server) < count and time.monotonic() < end:
+        time.sleep(0.05)
+    assert aborted(server) == count
+
+
 def assert_freed(server: TritonServer, since: float) -> None:
     """Within 200 ms of `since` nothing may be held. The figures are written every 250 ms, so the first that was surely
     written after those 200 ms decides."""
@@ -50,7 +58,7 @@ def test_grpc(server: TritonServer, client: OmniClient, when: str) -> None:
         wait_until(events, AudioChunk)
     events.close()
     assert_freed(server, time.monotonic())
-    assert aborted(server) == before + 1
+    wait_aborted(server, before + 1)
 
 
 @pytest.mark.parametrize("chunks", [0, 1, 5])
@@ -70,7 +78,7 @@ def test_http_disconnect(server: TritonServer, chunks: int) -> None:
     response.close()
     connection.close()
     assert_freed(server, time.monotonic())
-    assert aborted(server) == before + 1
+    wait_aborted(server, before + 1)
 
 
 def test_two_hundred_random_cancellations_leave_nothing(server: TritonServer, client: OmniClient) -> None:
@@ -88,5 +96,5 @@ def test_two_hundred_random_cancellations_leave_nothing(server: TritonServer, cl
         for events in streams:
             events.close()
     metrics.wait_empty(server, PIPELINE)
-    assert aborted(server) == before + 200
+    wait_aborted(server, before + 200)
     assert client.chat("Still there?", sampling={"max_tokens": 3}).text

@@ -103,7 +103,8 @@ def test_messages_are_those_of_the_torch_engine(thinker: Child) -> None:
     to_talker = [m.data for m in ended.messages if m.target == "talker_ar"]
     assert to_decode == [DecodeStart(True, "", [], len(talk.input.prompt.input_ids)), *map(AnswerToken, tokens)]
     assert to_talker[1:] == [AnswerToken(token) for token in tokens[:-1]]
-    hidden = hf.thinker.model(**tiny_model.hf_prompt(hf, talk), output_hidden_states=True).hidden_states
+    with torch.inference_mode():  # the shared reference model may have been loaded in it
+        hidden = hf.thinker.model(**tiny_model.hf_prompt(hf, talk), output_hidden_states=True).hidden_states
     config = hf.config.thinker_config
     media = torch.isin(
         talk.input.prompt.input_ids,
