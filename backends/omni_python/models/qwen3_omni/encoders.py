@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 
@@ -25,12 +26,8 @@ class AudioEncoder:
         from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import Qwen3OmniMoeAudioEncoder
 
         config = Qwen3OmniMoeAudioEncoderConfig(**load_config(model_path)["thinker_config"]["audio_config"])
-        if is_dummy(load_format):
-            self._tower = built_dummy(lambda: Qwen3OmniMoeAudioEncoder._from_config(config), dtype, device)
-        else:
-            tower = Qwen3OmniMoeAudioEncoder(config)
-            tower.load_state_dict(read_tensors(model_path, "thinker.audio_tower.", dtype), assign=True)
-            self._tower = tower.to(device).eval()
+        weights = _Weights(model_path, "thinker.audio_tower.", device, dtype, load_format)
+        self._tower = _load_tower(Qwen3OmniMoeAudioEncoder, config, weights)
         self._device, self._dtype = device, dtype
 
     @torch.inference_mode()
@@ -56,12 +53,8 @@ class VisionEncoder:
         from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import Qwen3OmniMoeVisionEncoder
 
         config = Qwen3OmniMoeVisionEncoderConfig(**load_config(model_path)["thinker_config"]["vision_config"])
-        if is_dummy(load_format):
-            self._tower = built_dummy(lambda: Qwen3OmniMoeVisionEncoder._from_config(config), dtype, device)
-        else:
-            tower = Qwen3OmniMoeVisionEncoder(config)
-            tower.load_state_dict(read_tensors(model_path, "thinker.visual.", dtype), assign=True)
-            self._tower = tower.to(device).eval()
+        weights = _Weights(model_path, "thinker.visual.", device, dtype, load_format)
+        self._tower = _load_tower(Qwen3OmniMoeVisionEncoder, config, weights)
         self._device, self._dtype = device, dtype
 
     @torch.inference_mode()
@@ -78,3 +71,20 @@ class VisionEncoder:
             return None, []
         made = self._tower(pixels.to(self._device, self._dtype), grid_thw=grids.to(self._device), return_dict=True)
         return made.pooler_output.float().cpu(), [tap.float().cpu() for tap in made.deepstack_features]
+
+
+class _Weights(NamedTuple):
+    model_path: str | Path
+    prefix: str
+    device: str
+    dtype: torch.dtype
+    load_format: LoadFormat
+
+
+def _load_tower(tower_class: Any, config: Any, weights: _Weights) -> Any:
+    """One of transformers' encoder modules with the weights of its prefix, or random ones."""
+    if is_dummy(weights.load_format):
+        return built_dummy(lambda: tower_class._from_config(config), weights.dtype, weights.device)
+    tower = tower_class(config)
+    tower.load_state_dict(read_tensors(weights.model_path, weights.prefix, weights.dtype), assign=True)
+    return tower.to(weights.device).eval()
