@@ -12,13 +12,21 @@ import msgspec
 import numpy as np
 
 from omni_python.proto.errors import InvalidArgument, Unsupported
-from omni_python.proto.request import AudioPart, ContentPart, ImagePart, Message, OmniRequest, TextPart, VideoPart
+from omni_python.proto.request import (
+    ROLES,
+    AudioPart,
+    ContentPart,
+    ImagePart,
+    Message,
+    OmniRequest,
+    TextPart,
+    VideoPart,
+)
 from omni_python.proto.tensors import AUDIO_FORMATS, INPUTS
 
 MAX_TEXT_BYTES = 4 << 20
 """Of text in one request; far more than any context window, and refused before a tokenizer sees it."""
 
-ROLES = ("system", "user", "assistant")
 _OWN_PARAMETERS = ("stream", "exclude_input_in_output", "voice")  # HTTP clients may send these beside the inputs
 
 

@@ -41,8 +41,12 @@ class VideoPart(msgspec.Struct, tag="video", frozen=True):
 ContentPart = TextPart | AudioPart | ImagePart | VideoPart
 
 
+ROLES = ("system", "user", "assistant")
+"""Who may speak in a conversation."""
+
+
 class Message(msgspec.Struct, frozen=True):
-    """One turn of the conversation; `role` is "system", "user" or "assistant"."""
+    """One turn of the conversation; `role` is one of `ROLES`."""
 
     role: str
     content: list[ContentPart]

@@ -20,10 +20,18 @@ from omni_python.preprocessing.audio import decode_audio, resample
 from omni_python.preprocessing.image import decode_image
 from omni_python.preprocessing.video import Sampling, decode_video, probe_video
 from omni_python.proto.errors import InvalidArgument
-from omni_python.proto.request import AudioPart, ContentPart, ImagePart, Message, OmniRequest, TextPart, VideoPart
+from omni_python.proto.request import (
+    ROLES,
+    AudioPart,
+    ContentPart,
+    ImagePart,
+    Message,
+    OmniRequest,
+    TextPart,
+    VideoPart,
+)
 from omni_python.proto.sampling import SamplingParams
 
-ROLES = ("system", "user", "assistant")
 MODALITIES = ("text", "audio")
 TALKER_DEFAULTS = SamplingParams(temperature=0.9, top_k=50, top_p=1.0, repetition_penalty=1.05, max_tokens=4096)
 """As in transformers' Qwen3OmniMoeForConditionalGeneration.generate."""
