@@ -7,8 +7,10 @@ from collections.abc import Sequence
 
 import pytest
 
+from omni_python.proto.errors import Cancelled
 from omni_python.proto.payload import Payload, TextOutput
 from omni_python.proto.work import IncomingMessage, OutgoingMessage
+from omni_python.scheduling.cancellation import CancelToken
 from omni_python.scheduling.simple import SimpleScheduler
 
 
@@ -98,3 +100,34 @@ def test_exactly_one_function_is_given() -> None:
         SimpleScheduler()
     with pytest.raises(ValueError, match="either compute or compute_batch"):
         SimpleScheduler(lambda payload: payload, compute_batch=lambda payloads: list(payloads))
+
+
+@pytest.mark.parametrize("how", ["abort", "stop"])
+def test_a_computation_that_polls_its_token_ends_early(how: str) -> None:
+    begun, rounds = threading.Event(), []
+
+    def compute(payload: TextOutput, token: CancelToken) -> Payload:
+        begun.set()
+        while len(rounds) < 10_000:
+            token.raise_if_cancelled()
+            rounds.append(threading.Event().wait(0.001))
+        return payload
+
+    scheduler = SimpleScheduler(compute_cancellable=compute)
+    ask(scheduler, "long")
+    scheduler.start()
+    assert begun.wait(5)
+    if how == "abort":
+        scheduler.abort("unknown")
+        scheduler.abort("long")
+        assert isinstance(answers(scheduler, 1)["long"].data, Cancelled)
+    scheduler.stop()
+    assert len(rounds) < 10_000
+    assert set(scheduler.stats().values()) == {0}
+
+
+def test_exactly_one_way_to_compute_is_asked_for() -> None:
+    with pytest.raises(ValueError, match="give one of"):
+        SimpleScheduler()
+    with pytest.raises(ValueError, match="give one of"):
+        SimpleScheduler(lambda payload: payload, compute_batch=lambda payloads: payloads)

@@ -10,48 +10,50 @@ from typing import Any
 from omni_python.proto.payload import Payload
 from omni_python.proto.work import IncomingMessage, OutgoingMessage
 from omni_python.scheduling.base import Scheduler
+from omni_python.scheduling.cancellation import CancelToken, CancelTokens
 
 
 class SimpleScheduler(Scheduler):
     """Computes requests one after the other, or in batches of what is waiting.
 
-    Give either `compute(payload) -> payload`, or `compute_batch(payloads) -> payloads` with `max_batch_size`; a
-    batch is whatever waits when the thread is free, so a lone request never waits for company. An exception fails
-    its request (a batch's exception fails the batch). `workers` threads compute side by side.
+    Give one of `compute(payload) -> payload`; `compute_cancellable(payload, token) -> payload`, which polls the token
+    between its items; or `compute_batch(payloads) -> payloads` with `max_batch_size`. A batch is whatever waits when
+    the thread is free, so a lone request never waits for company. An exception fails its request (a batch's exception
+    fails the batch). `workers` threads compute side by side.
 
-    An abort drops what has not begun; what is being computed is finished and its result dropped by the stage.
+    An abort drops what has not begun and sets the token of what is being computed; without a token that is finished,
+    and its result dropped by the stage.
     """
 
     def __init__(
         self,
         compute: Callable[[Any], Payload] | None = None,
         *,
+        compute_cancellable: Callable[[Any, CancelToken], Payload] | None = None,
         compute_batch: Callable[[Sequence[Any]], Sequence[Payload]] | None = None,
         max_batch_size: int = 1,
         workers: int = 1,
     ) -> None:
         super().__init__()
-        if compute is not None and compute_batch is None:
-            self._compute: Callable[[Sequence[Any]], Sequence[Payload]] = lambda payloads: [
-                compute(p) for p in payloads
-            ]
-            self._max_batch_size = 1
-        elif compute_batch is not None and compute is None:
-            self._compute = compute_batch
-            self._max_batch_size = max_batch_size
-        else:
-            raise ValueError("give either compute or compute_batch")
+        given = [way for way in (compute, compute_cancellable, compute_batch) if way is not None]
+        if len(given) != 1:
+            raise ValueError("give one of compute, compute_cancellable and compute_batch")
+        if compute is not None:
+            compute_cancellable = _without_token(compute)
+        self._compute_one = compute_cancellable
+        self._compute_batch = compute_batch
+        self._max_batch_size = max_batch_size if compute_batch is not None else 1
+        self._tokens = CancelTokens()
         self._threads = [
             threading.Thread(target=self._run, name=f"omni-simple-{n}", daemon=True) for n in range(workers)
         ]
-        self._running = 0
-        self._lock = threading.Lock()
 
     def start(self) -> None:
         for thread in self._threads:
             thread.start()
 
     def stop(self) -> None:
+        self._tokens.cancel_all()
         for _ in self._threads:
             self.inbox.put(None)
         for thread in self._threads:
@@ -59,9 +61,10 @@ class SimpleScheduler(Scheduler):
 
     def abort(self, request_id: str) -> None:
         self.inbox.discard(request_id)
+        self._tokens.cancel(request_id)
 
     def stats(self) -> Mapping[str, int]:
-        return {"waiting": len(self.inbox), "running": self._running}
+        return {"waiting": len(self.inbox), "running": len(self._tokens)}
 
     def _run(self) -> None:
         while self._step():
@@ -73,12 +76,11 @@ class SimpleScheduler(Scheduler):
         if message is None:
             return False
         batch = self._fill([message])
-        with self._lock:
-            self._running += len(batch)
-        for answer in self._answers(batch):
+        tokens = [self._tokens.open(message.request_id) for message in batch]
+        for answer in self._answers(batch, tokens):
             self.outbox.put(answer)
-        with self._lock:
-            self._running -= len(batch)
+        for message in batch:
+            self._tokens.close(message.request_id)
         return True
 
     def _fill(self, batch: list[IncomingMessage]) -> list[IncomingMessage]:
@@ -93,13 +95,23 @@ class SimpleScheduler(Scheduler):
             batch.append(message)
         return batch
 
-    def _answers(self, batch: list[IncomingMessage]) -> list[OutgoingMessage]:
+    def _answers(self, batch: list[IncomingMessage], tokens: list[CancelToken]) -> list[OutgoingMessage]:
         try:
             if any(message.type != "new_request" for message in batch):
                 raise TypeError("a stage that takes whole requests got a stream; its scheduler does not fit the edge")
-            outputs = self._compute([message.data for message in batch])
+            outputs = self._outputs([message.data for message in batch], tokens)
             if len(outputs) != len(batch):
                 raise RuntimeError(f"a batch of {len(batch)} gave {len(outputs)} outputs")
         except Exception as error:
             return [OutgoingMessage(message.request_id, "error", error) for message in batch]
         return [OutgoingMessage(m.request_id, "result", o) for m, o in zip(batch, outputs, strict=True)]
+
+    def _outputs(self, payloads: list[Any], tokens: list[CancelToken]) -> Sequence[Payload]:
+        if self._compute_batch is not None:
+            return self._compute_batch(payloads)
+        assert self._compute_one is not None, "one of the two is given"
+        return [self._compute_one(*one) for one in zip(payloads, tokens, strict=True)]
+
+
+def _without_token(compute: Callable[[Any], Payload]) -> Callable[[Any, CancelToken], Payload]:
+    return lambda payload, token: compute(payload)

@@ -16,6 +16,7 @@ from omni_python.proto.payload import TextOutput
 from omni_python.proto.request import OmniRequest
 from omni_python.proto.work import IncomingMessage, OutgoingMessage
 from omni_python.scheduling.base import Scheduler
+from omni_python.scheduling.cancellation import CancelToken, CancelTokens
 from omni_python.scheduling.simple import SimpleScheduler
 
 
@@ -96,17 +97,20 @@ class _ThreadScheduler(Scheduler):
 
     def __init__(self) -> None:
         super().__init__()
+        self.tokens = CancelTokens()
         self._thread = threading.Thread(target=self._run, name="omni-noop", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
 
     def stop(self) -> None:
+        self.tokens.cancel_all()
         self.inbox.put(None)
         self._thread.join()
 
     def abort(self, request_id: str) -> None:
         self.inbox.discard(request_id)
+        self.tokens.cancel(request_id)
 
     def _run(self) -> None:
         while (message := self.inbox.get()) is not None:
@@ -122,16 +126,24 @@ class _ChunkSource(_ThreadScheduler):
         super().__init__()
         self._target = target
 
+    def stats(self) -> Mapping[str, int]:
+        return {"running": len(self.tokens)}
+
     def _handle(self, message: IncomingMessage) -> None:
-        request_id = message.request_id
+        token = self.tokens.open(message.request_id)
         try:
-            params = NoopParams.of(message.data)
-            _act("a", params)
+            self._stream(message.request_id, message.data, token)
         except Exception as error:
-            self.outbox.put(OutgoingMessage(request_id, "error", error))
-            return
+            self.outbox.put(OutgoingMessage(message.request_id, "error", error))
+        finally:
+            self.tokens.close(message.request_id)
+
+    def _stream(self, request_id: str, request: OmniRequest, token: CancelToken) -> None:
+        params = NoopParams.of(request)
+        _act("a", params)
         data = _pattern(params.chunk_bytes)
         for _ in range(params.chunks):
+            token.raise_if_cancelled()
             self.outbox.put(OutgoingMessage(request_id, "stream", Block(params, data), self._target))
         self.outbox.put(OutgoingMessage(request_id, "result", Block(params, np.empty(0, np.uint8))))
 
