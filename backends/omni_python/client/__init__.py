@@ -1,11 +1,16 @@
 """A Python client for pipelines served by this backend, over Triton's gRPC protocol."""
 
+from omni_python.client._async_client import AsyncOmniClient
 from omni_python.client._client import OmniClient
 from omni_python.client._errors import (
     ConnectionLost,
+    DeadlineExceeded,
+    InvalidRequest,
+    NotSupported,
     OmniClientError,
     RequestFailed,
     ServerUnreachable,
+    Unavailable,
     UnknownPipeline,
 )
 from omni_python.client._events import Answer, AudioChunk, Event, Finished, TextDelta, save_wav
@@ -13,17 +18,22 @@ from omni_python.client._inputs import File, RequestOptions
 
 __all__ = [
     "Answer",
+    "AsyncOmniClient",
     "AudioChunk",
     "ConnectionLost",
+    "DeadlineExceeded",
     "Event",
     "File",
     "Finished",
+    "InvalidRequest",
+    "NotSupported",
     "OmniClient",
     "OmniClientError",
     "RequestFailed",
     "RequestOptions",
     "ServerUnreachable",
     "TextDelta",
+    "Unavailable",
     "UnknownPipeline",
     "save_wav",
 ]

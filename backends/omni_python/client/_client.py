@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import time
 from collections.abc import Generator, Mapping
 from types import TracebackType
 from typing import Unpack
 
 import numpy as np
 
-from omni_python.client._errors import ConnectionLost
-from omni_python.client._events import Answer, AudioChunk, Event, Finished, TextDelta
+from omni_python.client._events import Answer, Event, EventReader
 from omni_python.client._inputs import RequestOptions, request_inputs
 from omni_python.client._transport import Transport
 
@@ -51,6 +48,10 @@ class OmniClient:
         """Whether the server answers and the pipeline is loaded."""
         return self._transport.is_ready(self.pipeline)
 
+    def pipelines(self) -> list[str]:
+        """The names of the server's pipelines that are ready. Raises `ServerUnreachable`."""
+        return self._transport.pipelines()
+
     def chat(self, text: str | None = None, **options: Unpack[RequestOptions]) -> Answer:
         """Ask, and wait for the whole answer. Takes and raises what `stream` does."""
         return Answer.collect(self._events(request_inputs(text, options, stream=False)))
@@ -62,26 +63,13 @@ class OmniClient:
         `close()`) cancels the request. The options are those of `RequestOptions`; `text` may be None where `messages`,
         `audio` or `audios` ask.
 
-        Raises `UnknownPipeline`, `RequestFailed` with the server's message, `ServerUnreachable`, `ConnectionLost`; and
-        at once TypeError for wrong options and OSError for unreadable files.
+        Raises a kind of `RequestFailed` with the server's message, `ServerUnreachable`, `ConnectionLost`; and at once
+        TypeError for wrong options and OSError for unreadable files.
         """
         return self._events(request_inputs(text, options, stream=True))
 
     def _events(self, inputs: Mapping[str, np.ndarray]) -> Generator[Event, None, None]:
-        start = time.perf_counter()
-        first_text = first_audio = finished = None
+        reader = EventReader()
         for outputs in self._transport.infer(self.pipeline, inputs):
-            now = time.perf_counter() - start
-            text, audio = outputs.get("text_output"), outputs.get("audio_output")
-            if text is not None and text[0]:
-                first_text = now if first_text is None else first_text
-                yield TextDelta(text[0].decode())
-            if audio is not None and len(audio):
-                first_audio = now if first_audio is None else first_audio
-                yield AudioChunk(audio, int(outputs["audio_sample_rate"][0]))
-            if "finish_reason" in outputs:
-                reason, usage = outputs["finish_reason"][0].decode(), json.loads(outputs["usage"][0])
-                finished = Finished(reason, usage, first_text, first_audio, now)
-        if finished is None:
-            raise ConnectionLost(f"{self._transport.url} stopped in the middle of the answer")
-        yield finished
+            yield from reader.read(outputs)
+        yield reader.end(self._transport.url)

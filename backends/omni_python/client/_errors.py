@@ -16,7 +16,26 @@ class ConnectionLost(ServerUnreachable):
 
 
 class RequestFailed(OmniClientError):
-    """The server refused the request or could not finish it; `str(error)` is its message."""
+    """The server refused the request or could not finish it; `str(error)` is its message.
+
+    Events that came before stay valid: text that was streamed before the speech failed, for example.
+    """
+
+
+class InvalidRequest(RequestFailed):
+    """The request itself is wrong; the message says what would be valid."""
+
+
+class NotSupported(RequestFailed):
+    """Valid in general, but not for this pipeline or this server."""
+
+
+class Unavailable(RequestFailed):
+    """The server cannot take or finish the request now (overload, a dead stage); trying again may help."""
+
+
+class DeadlineExceeded(RequestFailed):
+    """The request's time was up before it ended."""
 
 
 class UnknownPipeline(RequestFailed):

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import time
 import wave
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from omni_python.client._errors import ConnectionLost
 
 
 @dataclass(frozen=True)
@@ -39,6 +43,38 @@ class Finished:
 
 
 Event = TextDelta | AudioChunk | Finished
+
+
+class EventReader:
+    """Makes events of a request's responses, and measures; made when the request is sent."""
+
+    def __init__(self) -> None:
+        self._start = time.perf_counter()
+        self._first_text: float | None = None
+        self._first_audio: float | None = None
+        self._finished: Finished | None = None
+
+    def read(self, outputs: Mapping[str, np.ndarray]) -> list[TextDelta | AudioChunk]:
+        """The events of one response, given its outputs by name."""
+        now = time.perf_counter() - self._start
+        text, audio = outputs.get("text_output"), outputs.get("audio_output")
+        events: list[TextDelta | AudioChunk] = []
+        if text is not None and text[0]:
+            self._first_text = now if self._first_text is None else self._first_text
+            events.append(TextDelta(text[0].decode()))
+        if audio is not None and len(audio):
+            self._first_audio = now if self._first_audio is None else self._first_audio
+            events.append(AudioChunk(audio, int(outputs["audio_sample_rate"][0])))
+        if "finish_reason" in outputs:
+            reason, usage = outputs["finish_reason"][0].decode(), json.loads(outputs["usage"][0])
+            self._finished = Finished(reason, usage, self._first_text, self._first_audio, now)
+        return events
+
+    def end(self, url: str) -> Finished:
+        """The last event, after the last response. Raises `ConnectionLost` where the answer has no end."""
+        if self._finished is None:
+            raise ConnectionLost(f"{url} stopped in the middle of the answer")
+        return self._finished
 
 
 @dataclass(frozen=True, eq=False)

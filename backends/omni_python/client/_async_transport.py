@@ -1,0 +1,84 @@
+"""Triton's streaming inference call for asyncio."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping
+
+import grpc
+import grpc.aio
+import numpy as np
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+
+from omni_python.client import _protocol
+from omni_python.client._errors import RequestFailed
+
+
+class AsyncTransport:
+    """A channel to one server, of one event loop; any number of calls at once."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self._channel = grpc.aio.insecure_channel(url, options=_protocol.channel_options(url))
+        self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
+
+    async def close(self) -> None:
+        await self._channel.close()
+
+    async def is_ready(self, model: str) -> bool:
+        """Whether the model is ready; False also where no server answers."""
+        try:
+            reply = await self._stub.ModelReady(service_pb2.ModelReadyRequest(name=model), timeout=_protocol.LOOK_UP_S)
+        except grpc.RpcError:
+            return False
+        return bool(reply.ready)
+
+    async def infer(self, model: str, inputs: Mapping[str, np.ndarray]) -> AsyncGenerator[dict[str, np.ndarray], None]:
+        """The outputs of each response, by name. Leaving the iterator cancels the request.
+
+        Raises a subclass of `RequestFailed` with the server's message, `ServerUnreachable`, `ConnectionLost`.
+        """
+        request = _protocol.infer_request(model, inputs)
+        call = self._stub.ModelStreamInfer(iter((request,)), metadata=_protocol.METADATA)
+        answered = False
+        try:
+            async for reply in call:
+                if reply.error_message:
+                    raise await self._refusal(model, reply.error_message.rstrip(". "))
+                answered = True
+                yield _protocol.infer_outputs(reply.infer_response)
+        except grpc.RpcError as error:
+            raise _protocol.failure(error, self.url, answered, await self._is_alive()) from None
+        finally:
+            call.cancel()
+
+    async def pipelines(self) -> list[str]:
+        """The pipelines that are ready, sorted. Raises `ServerUnreachable`."""
+        try:
+            return await self._ready_pipelines()
+        except grpc.RpcError as error:
+            raise _protocol.failure(error, self.url, answered=False, alive=False) from None
+
+    async def _is_alive(self) -> bool:
+        try:
+            await self._stub.ServerLive(service_pb2.ServerLiveRequest(), timeout=_protocol.LOOK_UP_S)
+        except grpc.RpcError:
+            return False
+        return True
+
+    async def _refusal(self, model: str, message: str) -> RequestFailed:
+        """Requests that Triton refuses before a model sees them carry no code: is it the model that is missing?"""
+        try:
+            ready = await self._ready_pipelines()
+        except grpc.RpcError:
+            return RequestFailed(message)
+        return RequestFailed(message) if model in ready else _protocol.unknown_pipeline(message, self.url, ready)
+
+    async def _ready_pipelines(self) -> list[str]:
+        request = service_pb2.RepositoryIndexRequest(ready=True)
+        index = await self._stub.RepositoryIndex(request, timeout=_protocol.LOOK_UP_S)
+        return sorted([model.name for model in index.models if await self._is_pipeline(model.name)])
+
+    async def _is_pipeline(self, model: str) -> bool:
+        request = service_pb2.ModelConfigRequest(name=model)
+        reply = await self._stub.ModelConfig(request, timeout=_protocol.LOOK_UP_S)
+        return _protocol.is_pipeline(reply.config)

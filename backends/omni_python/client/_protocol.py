@@ -1,0 +1,102 @@
+"""Triton's gRPC messages and status codes, translated; used by the blocking and the async transport alike.
+
+tritonclient's own stream is one a client and can only be cancelled as a whole; one call a request needs no more code
+and can be cancelled alone. Hence its protocol classes are used, and not its client.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import grpc
+import numpy as np
+from tritonclient.grpc import service_pb2
+from tritonclient.utils import deserialize_bytes_tensor, np_to_triton_dtype, serialize_byte_tensor, triton_to_np_dtype
+
+from omni_python.client._errors import (
+    ConnectionLost,
+    DeadlineExceeded,
+    InvalidRequest,
+    NotSupported,
+    OmniClientError,
+    RequestFailed,
+    ServerUnreachable,
+    Unavailable,
+    UnknownPipeline,
+)
+
+METADATA = (("triton_grpc_error", "true"),)
+"""Asks the server (24.08 and later) to end a stream that fails with the error's own status code."""
+
+LOOK_UP_S = 5.0
+"""Patience for the small calls, which a healthy server answers in milliseconds."""
+
+_ANY_LENGTH = -1
+_LOCAL = (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.INVALID_ARGUMENT)
+"""What gRPC itself says of a message that cannot be sent."""
+
+_FAILURES: dict[grpc.StatusCode, type[RequestFailed]] = {
+    grpc.StatusCode.INVALID_ARGUMENT: InvalidRequest,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: InvalidRequest,  # a message beyond the server's bounds
+    grpc.StatusCode.UNIMPLEMENTED: NotSupported,
+    grpc.StatusCode.UNAVAILABLE: Unavailable,
+    grpc.StatusCode.DEADLINE_EXCEEDED: DeadlineExceeded,
+}
+
+
+def channel_options(url: str) -> list[tuple[str, int]]:
+    """Messages of any length, and no proxy to a server on this machine."""
+    options = [("grpc.max_send_message_length", _ANY_LENGTH), ("grpc.max_receive_message_length", _ANY_LENGTH)]
+    # gRPC would go through a proxy of the environment even to this machine.
+    return [*options, ("grpc.enable_http_proxy", 0)] if _is_loopback(url) else options
+
+
+def _is_loopback(url: str) -> bool:
+    host = url.rpartition(":")[0].strip("[]")
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def infer_request(model: str, inputs: Mapping[str, np.ndarray]) -> service_pb2.ModelInferRequest:
+    request = service_pb2.ModelInferRequest(model_name=model)
+    for name, array in inputs.items():
+        dtype = np_to_triton_dtype(array.dtype)
+        request.inputs.add(name=name, datatype=dtype, shape=array.shape)
+        request.raw_input_contents.append(serialize_byte_tensor(array).item() if dtype == "BYTES" else array.tobytes())
+    return request
+
+
+def infer_outputs(response: Any) -> dict[str, np.ndarray]:
+    """The tensors of a response by name."""
+    outputs = {}
+    for output, raw in zip(response.outputs, response.raw_output_contents, strict=True):
+        if output.datatype == "BYTES":
+            array = deserialize_bytes_tensor(raw)
+        else:
+            array = np.frombuffer(raw, triton_to_np_dtype(output.datatype))
+        outputs[output.name] = array.reshape(tuple(output.shape))
+    return outputs
+
+
+def is_pipeline(config: Any) -> bool:
+    """Whether a model's configuration is that of an orchestrator."""
+    return bool(config.parameters["omni_role"].string_value == "orchestrator")
+
+
+def unknown_pipeline(message: str, url: str, ready: Sequence[str]) -> UnknownPipeline:
+    return UnknownPipeline(f"{message.rstrip('. ')}; pipelines ready at {url}: {', '.join(ready) or 'none'}")
+
+
+def failure(error: grpc.RpcError, url: str, answered: bool, alive: bool) -> OmniClientError:
+    """The error of a call that ended with a status; `answered` if a response came before. `alive` tells whether the
+    server answers now: the status alone does not, UNAVAILABLE is both "overloaded" and "nobody listens"."""
+    code, details = error.code(), " ".join(str(error.details()).split())
+    if alive or code in _LOCAL:
+        return _FAILURES.get(code, RequestFailed)(details)
+    if answered:
+        return ConnectionLost(f"lost the connection to {url} in the middle of the answer: {details}")
+    return ServerUnreachable(f"no Triton server answers at {url} (its gRPC port): {details}")
