@@ -179,7 +179,7 @@ PLACEMENT: list[tuple[dict[str, Any], list[str], str]] = [
     (
         {"encoder.gpu": 0, "runtime_overrides": {"encoder": {FRACTION: 0.4}, "thinker": {FRACTION: 0.7}}},
         [f"runtime_overrides.thinker.{FRACTION}"],
-        "more than 1: 0.4 (encoder) + 0.7 (thinker)",
+        "to 1.1, more than 1:\n    stage    process  fraction\n    encoder  encoder  0.4\n    thinker  thinker  0.7\n",
     ),
     ({"decode.factory_args": {FRACTION: 40}}, [f"stages.decode.factory_args.{FRACTION}"], "at most 1, not 40"),
 ]

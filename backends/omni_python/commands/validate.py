@@ -35,7 +35,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     parser.add_argument(
         "--explain",
         action="store_true",
-        help="print under each edge which way its payloads go, and why",
+        help="print under each edge which way its payloads go, and why, and who asks for how much of each GPU's memory",
     )
     parser.add_argument(
         "--no-import",
@@ -87,7 +87,7 @@ def pipeline_files(path: Path) -> list[Path]:
 def describe(config: PipelineConfig, explain: bool = False) -> str:
     """The topology for people: one line a Triton model, and under it a line for each stage and each edge.
 
-    `explain` adds the ways of each edge's payloads.
+    `explain` adds the ways of each edge's payloads, and the shares of each GPU's memory.
     """
     from omni_python.config.topology import resolve_topology
 
@@ -98,7 +98,18 @@ def describe(config: PipelineConfig, explain: bool = False) -> str:
         lines.append(f"  {group.triton_model}  {_placement(group)}")
         for name in group.stages:
             lines += _stage_lines(config, topology, name, explain)
-    return "\n".join(lines)
+    return "\n".join([*lines, *(_memory_lines(config) if explain else [])])
+
+
+def _memory_lines(config: PipelineConfig) -> list[str]:
+    """Who asks for how much of each GPU's memory."""
+    from omni_python.config.memory import memory_shares, share_table
+
+    lines = []
+    for gpu, shares in memory_shares(config).items():
+        lines.append(f"  memory of GPU {gpu}")
+        lines += [f"    {line}" for line in share_table(shares)]
+    return lines
 
 
 def _placement(group: ProcessGroup) -> str:

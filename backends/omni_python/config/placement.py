@@ -1,21 +1,15 @@
-"""The rules of placement: GPUs, tensor parallelism, processes, and memory budgets."""
+"""The rules of placement: GPUs, tensor parallelism, and processes."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, Any
 
 from omni_python.config.errors import Problem, listed
 from omni_python.config.topology import ProcessGroup, process_groups
 
 if TYPE_CHECKING:
     from omni_python.config.schema import PipelineConfig, StageConfig
-
-MEMORY_FRACTION = "total_gpu_memory_fraction"
-"""The factory argument by which a stage declares its share (0 to 1) of its GPU's memory."""
-
-# Fractions are decimal numbers that people write; their sum may miss 1 by rounding.
-_ROUNDING = 1e-9
 
 
 def stage_arguments(config: PipelineConfig, stage: StageConfig) -> dict[str, Any]:
@@ -40,9 +34,9 @@ def check_gpus(stage: StageConfig, path: str) -> Iterator[Problem]:
 
 
 def check_placement(config: PipelineConfig) -> list[Problem]:
-    """What is wrong with processes and budgets, in a pipeline whose stages have unique names."""
+    """What is wrong with processes, in a pipeline whose stages have unique names."""
     groups = process_groups(config)
-    return [*_check_processes(config, groups), *_check_rank_names(groups), *_check_budgets(config, groups)]
+    return [*_check_processes(config, groups), *_check_rank_names(groups)]
 
 
 def _check_processes(config: PipelineConfig, groups: tuple[ProcessGroup, ...]) -> Iterator[Problem]:
@@ -77,41 +71,3 @@ def _check_rank_names(groups: tuple[ProcessGroup, ...]) -> Iterator[Problem]:
                     f"stages.{group.stages[0]}.process",
                     f"its rank's process {process!r} has the name of another process; rename one",
                 )
-
-
-def _check_budgets(config: PipelineConfig, groups: tuple[ProcessGroup, ...]) -> Iterator[Problem]:
-    on_gpu: dict[int, list[StageConfig]] = {}
-    for stage in config.stages:
-        for gpu in dict.fromkeys(stage.gpus):
-            on_gpu.setdefault(gpu, []).append(stage)
-        fraction = stage_arguments(config, stage).get(MEMORY_FRACTION)
-        if fraction is not None and not _is_fraction(fraction):
-            yield Problem(_budget_path(config, stage), f"must be a number above 0 and at most 1, not {fraction!r}")
-    for gpu, stages in sorted(on_gpu.items()):
-        sharing = [group.name for group in groups if any(stage.name in group.stages for stage in stages)]
-        budgets = {stage.name: stage_arguments(config, stage).get(MEMORY_FRACTION) for stage in stages}
-        if len(sharing) > 1:
-            for stage in stages:
-                if budgets[stage.name] is None:
-                    yield Problem(
-                        _budget_path(config, stage),
-                        f"is required, since processes {listed(sharing)} share GPU {gpu}: each stage on it declares "
-                        "its share of the memory (above 0, at most 1 together)",
-                    )
-        declared = {name: float(budget) for name, budget in budgets.items() if _is_fraction(budget)}
-        if sum(declared.values()) > 1 + _ROUNDING:
-            shares = " + ".join(f"{budget:g} ({name})" for name, budget in declared.items())
-            yield Problem(
-                _budget_path(config, config.stage(list(declared)[-1])),
-                f"the shares of GPU {gpu} add up to more than 1: {shares}",
-            )
-
-
-def _is_fraction(value: Any) -> TypeGuard[int | float]:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= 1
-
-
-def _budget_path(config: PipelineConfig, stage: StageConfig) -> str:
-    if MEMORY_FRACTION in config.runtime_overrides.get(stage.name, {}):
-        return f"runtime_overrides.{stage.name}.{MEMORY_FRACTION}"
-    return f"stages.{stage.name}.factory_args.{MEMORY_FRACTION}"

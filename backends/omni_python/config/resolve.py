@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from omni_python.config.errors import ConfigError, Problem, config_error, did_you_mean, listed
-from omni_python.config.placement import MEMORY_FRACTION, stage_arguments
+from omni_python.config.memory import MEMORY_FRACTION
+from omni_python.config.placement import stage_arguments
 from omni_python.config.schema import PipelineConfig, RelayConfig, StageConfig
 
 
