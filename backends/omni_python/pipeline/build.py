@@ -8,6 +8,7 @@ from typing import Any
 from omni_python.config.resolve import apply_env_defaults, factory_kwargs, resolve_dotted, resolved_model_path
 from omni_python.config.schema import PipelineConfig, RelayConfig, StageConfig
 from omni_python.config.topology import Topology, resolve_topology
+from omni_python.pipeline.gpu_share import take_gpu_share
 from omni_python.pipeline.spec import PipelineSpec
 from omni_python.pipeline.stage import StageSpec
 from omni_python.proto.errors import OmniError
@@ -44,13 +45,15 @@ def _feeders(topology: Topology, stage: str) -> frozenset[str]:
 def build_stages(config: PipelineConfig, process: str, repository: Path) -> list[tuple[StageSpec, Scheduler]]:
     """Import and build every stage of a process. Environment defaults are set first, since they must precede imports.
 
-    Raises `ConfigError` for paths and arguments that do not fit, `OmniError` for a factory that returns no scheduler.
+    Raises `ConfigError` for paths and arguments that do not fit, `OmniError` for a factory that returns no scheduler,
+    `Unavailable` where the stages' shares of the GPU's memory are not free.
     """
     apply_env_defaults(config)
     model_path = resolved_model_path(config, repository)
     group = next((group for group in resolve_topology(config).groups if group.name == process), None)
     if group is None:
         raise OmniError(f"pipeline {config.resolved_name} has no process {process}; compile the model repository again")
+    take_gpu_share(config, group)
     stages = {stage.name: stage for stage in config.stages}
     built = []
     for name in group.stages:

@@ -1,11 +1,18 @@
-"""Factories of the stages from the thinker on. Without `gpu_id` they run on the CPU in float32, else in bfloat16."""
+"""Factories of the stages from the thinker on. Without `gpu_id` they run on the CPU in float32, else in bfloat16.
+
+`total_gpu_memory_fraction` is the stage's share of its GPU's memory. `kv_tokens` None takes as much KV cache as fits
+into it; without a share, or on the CPU, a default.
+"""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, get_args
+
+import torch
 
 from omni_python.layers.decoder import Decoder
 from omni_python.layers.fused_decoder import unsupported
@@ -14,16 +21,18 @@ from omni_python.models.qwen3_omni.code2wav import load_code2wav
 from omni_python.models.qwen3_omni.decode import DecodeScheduler
 from omni_python.models.qwen3_omni.detokenizer import TokenBytes, load_tokenizer
 from omni_python.models.qwen3_omni.dummy import LoadFormat, is_dummy
+from omni_python.models.qwen3_omni.kv_size import KVNeeds, parameter_bytes
 from omni_python.models.qwen3_omni.placement import Dtype, placement
 from omni_python.models.qwen3_omni.talker import Talker, load_talker
 from omni_python.models.qwen3_omni.talker_prompt import TalkerTokens
 from omni_python.models.qwen3_omni.talker_runner import TalkerModelRunner
 from omni_python.models.qwen3_omni.thinker import Thinker, load_thinker
 from omni_python.models.qwen3_omni.thinker_runner import MediaTokens, ThinkerModelRunner
-from omni_python.models.qwen3_omni.weights import model_config
+from omni_python.models.qwen3_omni.weights import decoder_config, model_config
 from omni_python.proto.errors import InvalidArgument
 from omni_python.scheduling.base import Scheduler
 from omni_python.scheduling.code2wav import Code2WavScheduler
+from omni_python.scheduling.device_memory import stage_memory
 from omni_python.scheduling.torch_scheduler import TorchScheduler
 
 Engine = Literal["torch", "sglang"]
@@ -40,7 +49,7 @@ def create_thinker(
     model_path: str,
     gpu_id: int | None = None,
     max_running: int = 32,
-    kv_tokens: int = 65536,
+    kv_tokens: int | None = None,
     prefill_tokens: int = 8192,
     decode_stage: str = "decode",
     talker_stage: str | None = "talker_ar",
@@ -48,6 +57,7 @@ def create_thinker(
     kernels: Kernels = "auto",
     load_format: LoadFormat = "auto",
     dtype: Dtype = "auto",
+    total_gpu_memory_fraction: float | None = None,
 ) -> Scheduler:
     """`talker_stage` None for a pipeline that answers in text alone."""
     config = model_config(model_path)
@@ -60,23 +70,34 @@ def create_thinker(
         texts = TokenBytes(load_tokenizer(model_path))
         return ThinkerModelRunner(thinker, media, ends, accept_layer, texts, decode_stage, talker_stage, fused_rows)
 
-    if _is_sglang(engine, kernels, load_format, dtype):
+    on_sglang = _is_sglang(engine, kernels, load_format, dtype)
+    torch_dtype, device = placement(gpu_id, dtype)
+    text = thinker_config.text_config
+    limits = (text.max_position_embeddings, max_running, prefill_tokens, 65536)
+    needs = KVNeeds("thinker", decoder_config(text), torch_dtype, *limits)
+    memory = stage_memory(gpu_id, total_gpu_memory_fraction)
+    if on_sglang:
         from omni_python.models.qwen3_omni import sglang_thinker
 
-        sizes = (max_running, kv_tokens, prefill_tokens)
+        with torch.device("meta"):
+            weights = parameter_bytes(Thinker(text), torch_dtype)
+        if talker_stage is not None:  # the tapped hidden state
+            needs = replace(needs, kept_per_token=text.hidden_size * torch_dtype.itemsize)
+        sizes = (max_running, needs.tokens(kv_tokens, memory, weights), prefill_tokens)
         return sglang_thinker.thinker_scheduler(
             model_path, config, gpu_id, sizes, media, runner, talker_stage is not None
         )
-    thinker = load_thinker(model_path, config, *placement(gpu_id, dtype), load_format)
+    thinker = load_thinker(model_path, config, torch_dtype, device, load_format)
+    tokens = needs.tokens(kv_tokens, memory, memory.held() if memory else 0)
     fused_rows = _fused_rows(kernels, "thinker", [thinker.model], max_running)
-    return TorchScheduler(runner(thinker, fused_rows), max_running, kv_tokens, prefill_tokens, name="thinker")
+    return TorchScheduler(runner(thinker, fused_rows), max_running, tokens, prefill_tokens, name="thinker")
 
 
 def create_talker(
     model_path: str,
     gpu_id: int | None = None,
     max_running: int = 32,
-    kv_tokens: int = 131072,
+    kv_tokens: int | None = None,
     prefill_tokens: int = 8192,
     code2wav_stage: str = "code2wav",
     single_frames: int = 10,
@@ -85,6 +106,7 @@ def create_talker(
     kernels: Kernels = "auto",
     load_format: LoadFormat = "auto",
     dtype: Dtype = "auto",
+    total_gpu_memory_fraction: float | None = None,
 ) -> Scheduler:
     config = model_config(model_path)
 
@@ -92,14 +114,24 @@ def create_talker(
         sizes = (single_frames, frames_per_chunk, fused_rows)
         return TalkerModelRunner(talker, TalkerTokens.of(config), code2wav_stage, *sizes)
 
-    if _is_sglang(engine, kernels, load_format, dtype):
+    on_sglang = _is_sglang(engine, kernels, load_format, dtype)
+    torch_dtype, device = placement(gpu_id, dtype)
+    text = config.talker_config.text_config
+    limits = (text.max_position_embeddings, max_running, prefill_tokens, 131072)
+    needs = KVNeeds("talker", decoder_config(text), torch_dtype, *limits)
+    memory = stage_memory(gpu_id, total_gpu_memory_fraction)
+    if on_sglang:
         from omni_python.models.qwen3_omni import sglang_talker
 
-        sizes = (max_running, kv_tokens, prefill_tokens)
+        with torch.device("meta"):
+            made = Talker(config.talker_config, config.thinker_config.text_config.vocab_size)
+        weights = parameter_bytes(made, torch_dtype)
+        sizes = (max_running, needs.tokens(kv_tokens, memory, weights), prefill_tokens)
         return sglang_talker.talker_scheduler(model_path, config, gpu_id, sizes, runner)
-    talker = load_talker(model_path, config, *placement(gpu_id, dtype), load_format)
+    talker = load_talker(model_path, config, torch_dtype, device, load_format)
+    tokens = needs.tokens(kv_tokens, memory, memory.held() if memory else 0)
     fused_rows = _fused_rows(kernels, "talker", [talker.model, talker.code_predictor.model], max_running)
-    return TorchScheduler(runner(talker, fused_rows), max_running, kv_tokens, prefill_tokens, name="talker")
+    return TorchScheduler(runner(talker, fused_rows), max_running, tokens, prefill_tokens, name="talker")
 
 
 def create_code2wav(
