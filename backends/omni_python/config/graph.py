@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
+from omni_python.config.declaration import PipelineDeclaration, StageConfig
 from omni_python.config.errors import Problem, did_you_mean, listed
 
-if TYPE_CHECKING:
-    from omni_python.config.schema import PipelineConfig, StageConfig
 
-
-def check_graph(config: PipelineConfig) -> list[Problem]:
+def check_graph(config: PipelineDeclaration) -> list[Problem]:
     """What is wrong with the edges of a pipeline with unique stage names. Edges to unknown stages are ignored."""
     stages = {stage.name: stage for stage in config.stages}
     problems = [*_check_fan_in(config, stages), *_check_cycles(stages), *_check_fused(config, stages)]
@@ -29,7 +26,7 @@ def _targets(stage: StageConfig, stages: dict[str, StageConfig]) -> list[str]:
     return [name for name in named if name in stages and name != stage.name]
 
 
-def _check_fan_in(config: PipelineConfig, stages: dict[str, StageConfig]) -> Iterator[Problem]:
+def _check_fan_in(config: PipelineDeclaration, stages: dict[str, StageConfig]) -> Iterator[Problem]:
     for stage in config.stages:
         if stage.wait_for and stage.name == config.resolved_entry_stage:
             yield Problem(f"stages.{stage.name}.wait_for", "the entry stage starts with the request and cannot wait")
@@ -75,7 +72,7 @@ def _check_cycles(stages: dict[str, StageConfig]) -> Iterator[Problem]:
                 following = iter(_targets(stages[name], stages))
 
 
-def _check_reachable(config: PipelineConfig, stages: dict[str, StageConfig]) -> Iterator[Problem]:
+def _check_reachable(config: PipelineDeclaration, stages: dict[str, StageConfig]) -> Iterator[Problem]:
     entry = config.resolved_entry_stage
     reached = {entry}
     waiting = [entry]
@@ -95,7 +92,7 @@ def _check_reachable(config: PipelineConfig, stages: dict[str, StageConfig]) -> 
         )
 
 
-def _check_fused(config: PipelineConfig, stages: dict[str, StageConfig]) -> Iterator[Problem]:
+def _check_fused(config: PipelineDeclaration, stages: dict[str, StageConfig]) -> Iterator[Problem]:
     uses = Counter(name for group in config.fused_stages for name in group)
     senders: dict[str, list[str]] = {}
     for stage in config.stages:

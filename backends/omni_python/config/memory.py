@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import Any, TypeGuard
 
+from omni_python.config.declaration import PipelineDeclaration, StageConfig
 from omni_python.config.errors import Problem, listed
 from omni_python.config.placement import stage_arguments
 from omni_python.config.topology import process_groups
-
-if TYPE_CHECKING:
-    from omni_python.config.schema import PipelineConfig, StageConfig
 
 MEMORY_FRACTION = "total_gpu_memory_fraction"
 """The factory argument by which a stage declares its share (0 to 1) of its GPU's memory."""
@@ -29,7 +27,7 @@ class MemoryShare:
     fraction: float | None
 
 
-def memory_shares(config: PipelineConfig) -> dict[int, tuple[MemoryShare, ...]]:
+def memory_shares(config: PipelineDeclaration) -> dict[int, tuple[MemoryShare, ...]]:
     """The stages on each GPU, in the order of their declaration; a fraction that is no number above 0 is None."""
     process_of = {stage: group.name for group in process_groups(config) for stage in group.stages}
     shares: dict[int, list[MemoryShare]] = {}
@@ -52,7 +50,7 @@ def share_table(shares: Sequence[MemoryShare], total_bytes: int | None = None) -
     return ["  ".join(row[column].ljust(widths[column]) for column in range(columns)).rstrip() for row in rows]
 
 
-def check_memory(config: PipelineConfig) -> Iterator[Problem]:
+def check_memory(config: PipelineDeclaration) -> Iterator[Problem]:
     """What is wrong with the shares, in a pipeline whose stages have unique names."""
     for stage in config.stages:
         fraction = stage_arguments(config, stage).get(MEMORY_FRACTION)
@@ -89,7 +87,7 @@ def _is_fraction(value: Any) -> TypeGuard[int | float]:
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= 1
 
 
-def _path(config: PipelineConfig, stage: StageConfig) -> str:
+def _path(config: PipelineDeclaration, stage: StageConfig) -> str:
     if MEMORY_FRACTION in config.runtime_overrides.get(stage.name, {}):
         return f"runtime_overrides.{stage.name}.{MEMORY_FRACTION}"
     return f"stages.{stage.name}.factory_args.{MEMORY_FRACTION}"

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from omni_python.config.declaration import PipelineDeclaration, StageConfig
 from omni_python.config.errors import Problem, listed
 from omni_python.config.topology import ProcessGroup, process_groups
 
-if TYPE_CHECKING:
-    from omni_python.config.schema import PipelineConfig, StageConfig
 
-
-def stage_arguments(config: PipelineConfig, stage: StageConfig) -> dict[str, Any]:
+def stage_arguments(config: PipelineDeclaration, stage: StageConfig) -> dict[str, Any]:
     """The stage's `factory_args` with its `runtime_overrides` on top."""
     return {**stage.factory_args, **config.runtime_overrides.get(stage.name, {})}
 
@@ -33,13 +31,13 @@ def check_gpus(stage: StageConfig, path: str) -> Iterator[Problem]:
         yield Problem(f"{path}.gpu", f"must list {size} GPUs, one for each rank of tp_size {size}, not {stage.gpu}")
 
 
-def check_placement(config: PipelineConfig) -> list[Problem]:
+def check_placement(config: PipelineDeclaration) -> list[Problem]:
     """What is wrong with processes, in a pipeline whose stages have unique names."""
     groups = process_groups(config)
     return [*_check_processes(config, groups), *_check_rank_names(groups)]
 
 
-def _check_processes(config: PipelineConfig, groups: tuple[ProcessGroup, ...]) -> Iterator[Problem]:
+def _check_processes(config: PipelineDeclaration, groups: tuple[ProcessGroup, ...]) -> Iterator[Problem]:
     for group in groups:
         stages = [config.stage(name) for name in group.stages]
         parallel = [stage for stage in stages if stage.tp_size > 1]

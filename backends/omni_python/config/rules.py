@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from typing import TYPE_CHECKING
 
+from omni_python.config.declaration import PipelineDeclaration, StageConfig
 from omni_python.config.errors import Problem, did_you_mean, listed, stage_paths
 from omni_python.config.fields import NAME_RULE, is_name
 from omni_python.config.graph import check_graph
 from omni_python.config.memory import check_memory
 from omni_python.config.placement import check_gpus, check_placement
 
-if TYPE_CHECKING:
-    from omni_python.config.schema import PipelineConfig, StageConfig
 
-
-def check_pipeline(config: PipelineConfig) -> list[Problem]:
+def check_pipeline(config: PipelineDeclaration) -> list[Problem]:
     """Everything that is wrong with a configuration whose fields have the right types."""
     names = [stage.name for stage in config.stages]
     problems = [*_check_pipeline_fields(config, names), *check_stages(config.stages, names)]
@@ -44,7 +41,7 @@ def check_reference(name: str, path: str, names: Collection[str]) -> Iterator[Pr
         yield Problem(path, f"there is no stage {name!r}{did_you_mean(name, names)} (stages: {listed(names)})")
 
 
-def _check_pipeline_fields(config: PipelineConfig, names: list[str]) -> Iterator[Problem]:
+def _check_pipeline_fields(config: PipelineDeclaration, names: list[str]) -> Iterator[Problem]:
     expected = f"{type(config).__module__}.{type(config).__qualname__}"
     if config.config_cls != expected:
         yield Problem("config_cls", f"is {config.config_cls!r}, but the class is {expected}; leave it out")

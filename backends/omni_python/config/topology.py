@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
-if TYPE_CHECKING:
-    from omni_python.config.schema import PipelineConfig, StageConfig
+from omni_python.config.declaration import PipelineDeclaration, StageConfig
 
 
 @dataclass(frozen=True)
@@ -69,7 +68,7 @@ class Topology:
         return tuple(edge for edge in self.edges if edge.target == stage)
 
 
-def resolve_topology(config: PipelineConfig) -> Topology:
+def resolve_topology(config: PipelineDeclaration) -> Topology:
     """The topology of a valid configuration."""
     groups = process_groups(config)
     process_of = {stage: group.name for group in groups for stage in group.stages}
@@ -88,7 +87,7 @@ def resolve_topology(config: PipelineConfig) -> Topology:
     )
 
 
-def process_groups(config: PipelineConfig) -> tuple[ProcessGroup, ...]:
+def process_groups(config: PipelineDeclaration) -> tuple[ProcessGroup, ...]:
     """The process groups, in the order of their first stages, after joining those that `fused_stages` connects."""
     return tuple(
         ProcessGroup(

@@ -1,0 +1,220 @@
+"""The fields of a pipeline's declaration and what follows from them alone; `schema` adds the rules.
+
+The models are frozen and refuse unknown keys. Values of wrong types raise `ConfigError` with every problem.
+"""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from contextvars import ContextVar
+from os import environ
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr, ValidationError, field_validator
+from pydantic_core import PydanticCustomError
+
+from omni_python.config.errors import ConfigError, stage_paths
+from omni_python.config.fields import MAX_NAME_LENGTH, Arguments, DottedPath, Environment, Gpus, Name, Targets, is_name
+from omni_python.config.model_errors import problems_of
+
+RelayBackend = Literal["shm", "nccl", "nixl", "mooncake"]
+
+MAX_BASE_PATH_LENGTH = 48
+"""A Unix socket's whole path has to fit into 107 bytes (sun_path in unix(7)); the rest is for the socket's own name."""
+
+# Set while an outer model is being built: only the outermost one reports, with the whole path.
+_nested: ContextVar[bool] = ContextVar("nested", default=False)
+
+
+class ConfigModel(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    def __init__(self, /, **data: Any) -> None:
+        if _nested.get():
+            super().__init__(**data)
+            return
+        token = _nested.set(True)
+        try:
+            super().__init__(**data)
+        except ValidationError as error:
+            root, labels = self._paths(data)
+            raise ConfigError(problems_of(error, root, labels, {"": type(self), **_MODELS})) from None
+        finally:
+            _nested.reset(token)
+
+    @classmethod
+    def _paths(cls, data: dict[str, Any]) -> tuple[str, list[str]]:
+        """The path of this model when it stands alone, and the paths of its stages."""
+        return "", []
+
+
+class RelayConfig(ConfigModel):
+    """How a stage sends its tensors.
+
+    `slot_size_mb` MiB is what one slot of the stage's pool holds; `credits` is how many slots an edge may have in
+    flight. `rank` and `world_size` place the stage in a collective backend's group and belong together.
+    `device` is where the pool lies ("cpu", "cuda" or "cuda:N"); None infers it from the stage's placement.
+    """
+
+    slot_size_mb: Annotated[StrictInt, Field(ge=1, le=4096)] = 32
+    credits: Annotated[StrictInt, Field(ge=1, le=64)] = 2
+    rank: Annotated[StrictInt, Field(ge=0)] | None = None
+    world_size: Annotated[StrictInt, Field(ge=1)] | None = None
+    device: StrictStr | None = None
+
+    @field_validator("device")
+    @classmethod
+    def _check_device(cls, value: str | None) -> str | None:
+        if value is not None and not re.fullmatch(r"cpu|cuda(:\d+)?", value):
+            raise PydanticCustomError("omni", "must be 'cpu', 'cuda' or 'cuda:N', not {value}", {"value": repr(value)})
+        return value
+
+    @classmethod
+    def _paths(cls, data: dict[str, Any]) -> tuple[str, list[str]]:
+        return "relay", []
+
+
+class EndpointsConfig(ConfigModel):
+    """Where the private socket directory is made; None stands for XDG_RUNTIME_DIR or the system's temporary folder."""
+
+    base_path: StrictStr | None = None
+
+    @field_validator("base_path")
+    @classmethod
+    def _check_base_path(cls, value: str | None) -> str | None:
+        if value is not None and not (value.startswith("/") and len(value.encode()) <= MAX_BASE_PATH_LENGTH):
+            raise PydanticCustomError(
+                "omni",
+                "must be an absolute path of at most {limit} bytes (socket paths are short), not {value}",
+                {"limit": MAX_BASE_PATH_LENGTH, "value": repr(value)},
+            )
+        return value
+
+    @property
+    def resolved_base_path(self) -> Path:
+        return Path(self.base_path or environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir())
+
+    @classmethod
+    def _paths(cls, data: dict[str, Any]) -> tuple[str, list[str]]:
+        return "endpoints", []
+
+
+class StageConfig(ConfigModel):
+    """One logical stage. All functions and the factory are dotted import paths.
+
+    `next` (or `terminal`) is where results go; `route_fn(request_id, output)` picks from `next` for one request.
+    `wait_for` lists the stages whose results `merge_fn` merges before this stage starts;
+    `wait_for_fn(request_id, from_stage, payload)` picks from it. `stream_to` lists the stages that receive chunks;
+    `stream_done_to_fn(request_id, output)` picks those that are told of the end. `project_payload` maps a target to
+    the function that makes its part of a result. `process` is required unless `tp_size` > 1.
+    """
+
+    name: Name
+    process: Name | None = None
+    factory: DottedPath
+    factory_args: Arguments = {}
+    gpu: Gpus = None
+    tp_size: Annotated[StrictInt, Field(ge=1)] = 1
+    wait_for: list[StrictStr] | None = None
+    wait_for_fn: DottedPath | None = None
+    merge_fn: DottedPath | None = None
+    next: Targets = None
+    terminal: StrictBool = False
+    route_fn: DottedPath | None = None
+    project_payload: dict[StrictStr, DottedPath] = {}
+    stream_to: list[StrictStr] = []
+    stream_done_to_fn: DottedPath | None = None
+    relay: RelayConfig | None = None
+
+    @property
+    def next_stages(self) -> tuple[str, ...]:
+        """`next` as a tuple; empty for a terminal stage."""
+        if self.next is None:
+            return ()
+        return (self.next,) if isinstance(self.next, str) else tuple(self.next)
+
+    @property
+    def gpus(self) -> tuple[int, ...]:
+        """The GPU of each rank; empty for a stage on the CPU."""
+        if self.gpu is None:
+            return ()
+        return (self.gpu,) if isinstance(self.gpu, int) else tuple(self.gpu)
+
+    @property
+    def process_name(self) -> str:
+        """`process`, or the stage's name where a tensor-parallel stage leaves it out."""
+        return self.process or self.name
+
+    @classmethod
+    def _paths(cls, data: dict[str, Any]) -> tuple[str, list[str]]:
+        name = data.get("name")
+        return (f"stages.{name}" if isinstance(name, str) and is_name(name) else "stage"), []
+
+
+class PipelineDeclaration(ConfigModel):
+    """A pipeline's fields.
+
+    `model_path` is a Hugging Face id or a folder (see `resolved_model_path` for relative ones); `runtime_overrides`
+    maps a stage to factory arguments that win over its `factory_args`; `terminal_stages_fn(request)` picks the
+    terminal stages of one request. `config_cls` is filled in with the class's dotted path.
+    """
+
+    config_cls: StrictStr | None = None
+    name: Name | None = None
+    model_path: Annotated[StrictStr, Field(min_length=1)]
+    entry_stage: StrictStr | None = None
+    terminal_stages_fn: DottedPath | None = None
+    relay_backend: RelayBackend = "shm"
+    endpoints: EndpointsConfig = EndpointsConfig()
+    env_defaults: Environment = {}
+    runtime_overrides: dict[StrictStr, Arguments] = {}
+    fused_stages: list[list[StrictStr]] = []
+    stages: list[StageConfig]
+
+    @property
+    def resolved_name(self) -> str:
+        """`name`, or the last part of `model_path` in the characters that a name may have; "" where that has none."""
+        if self.name is not None:
+            return self.name
+        last = self.model_path.rstrip("/").rsplit("/", 1)[-1]
+        return re.sub(r"[^A-Za-z0-9_-]+", "_", last).strip("_-")[:MAX_NAME_LENGTH]
+
+    @property
+    def resolved_entry_stage(self) -> str:
+        return self.entry_stage or self.stages[0].name
+
+    @property
+    def terminal_stages(self) -> tuple[str, ...]:
+        return tuple(stage.name for stage in self.stages if stage.terminal)
+
+    @property
+    def gpu_placement(self) -> dict[str, int | list[int]]:
+        """The stages with `gpu` set, each with its GPU or its ranks' GPUs."""
+        return {stage.name: stage.gpu for stage in self.stages if stage.gpu is not None}
+
+    def stage(self, name: str) -> StageConfig:
+        """The stage of that name; raises KeyError."""
+        for stage in self.stages:
+            if stage.name == name:
+                return stage
+        raise KeyError(name)
+
+    @classmethod
+    def _paths(cls, data: dict[str, Any]) -> tuple[str, list[str]]:
+        return "", stage_paths([raw_name(stage) for stage in cls.raw_stages(data)])
+
+    @classmethod
+    def raw_stages(cls, data: dict[str, Any]) -> list[Any]:
+        """The stages in `data`, or the class's own, as they are."""
+        stages = data.get("stages", cls.model_fields["stages"].default)
+        return stages if isinstance(stages, list) else []
+
+
+def raw_name(stage: Any) -> Any:
+    """The name of a stage that may not have been read yet."""
+    return stage.get("name") if isinstance(stage, dict) else getattr(stage, "name", None)
+
+
+_MODELS: dict[str, type[BaseModel]] = {"stages": StageConfig, "relay": RelayConfig, "endpoints": EndpointsConfig}
