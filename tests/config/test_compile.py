@@ -13,6 +13,7 @@ from tritonclient.grpc import model_config_pb2 as pb
 from omni_python.config import ConfigError, PipelineConfig, resolve_topology
 from omni_python.config.compile import compile_pipeline, compiled_models, config_text, model_configs
 from omni_python.config.files import load_pipeline
+from omni_python.config.topology import replica_of_instance
 from tests.config.family import SpeechPipelineConfig
 from tests.config.pipelines import pipelines
 
@@ -106,6 +107,34 @@ def test_a_tensor_parallel_stage_is_one_instance_on_its_first_gpu() -> None:
     config = base.changed(stages=[thinker if stage.name == "thinker" else stage for stage in base.stages])
     model = next(m for m in model_configs(resolve_topology(config)) if m.name == "speech_thinker")
     assert [(group.count, list(group.gpus)) for group in model.instance_group] == [(1, [4])]
+
+
+def test_each_replica_is_an_instance_with_a_name_and_a_gpu() -> None:
+    changes: dict[str, dict[str, Any]] = {
+        "encoder": {"replicas": 3},
+        "thinker": {"replicas": 2, "gpu": [2, 3, 4, 5], "tp_size": 2},
+        "talker": {"replicas": 2, "gpu": [6, 7]},
+        "vocoder": {"replicas": 2, "gpu": [6, 7]},
+    }
+    base = speech()
+    config = base.changed(stages=[stage.model_copy(update=changes.get(stage.name, {})) for stage in base.stages])
+    topology = resolve_topology(config)
+    found = {}
+    for model in model_configs(topology):
+        groups = model.instance_group
+        found[model.name] = [(g.name, g.host_policy, g.kind, g.count, list(g.gpus)) for g in groups]
+    cpu, gpu = pb.ModelInstanceGroup.KIND_CPU, pb.ModelInstanceGroup.KIND_GPU
+    assert found["speech_encoder"] == [(f"speech_encoder_r{i}", f"r{i}", cpu, 1, []) for i in range(3)]
+    assert found["speech_thinker"] == [
+        ("speech_thinker_r0", "r0", gpu, 1, [2]),
+        ("speech_thinker_r1", "r1", gpu, 1, [4]),
+    ]
+    assert [group[-1] for group in found["speech_talker"]] == [[6], [7]]
+    assert found["speech_decode"] == [("", "", cpu, 1, [])]
+    thinker = topology.group_of("thinker")
+    assert thinker.replica_gpus == ((2, 3), (4, 5)) and thinker.gpus == (2, 3)
+    assert [replica_of_instance(f"{name}_0") for name, *_ in found["speech_encoder"]] == [0, 1, 2]
+    assert replica_of_instance("speech_decode_0_0") == replica_of_instance("speech_decode_0") == 0
 
 
 def test_compiling_again_changes_nothing(tmp_path: Path) -> None:

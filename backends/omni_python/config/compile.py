@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from google.protobuf import text_format
@@ -20,7 +20,7 @@ from tritonclient.grpc.model_config_pb2 import (
 from omni_python.config.errors import ConfigError, Problem
 from omni_python.config.files import save_pipeline
 from omni_python.config.schema import PipelineConfig
-from omni_python.config.topology import Topology, resolve_topology
+from omni_python.config.topology import ProcessGroup, Topology, resolve_topology
 from omni_python.proto.tensors import INPUTS, OUTPUTS, STAGE_INPUTS, STAGE_OUTPUTS, TensorSpec
 
 _HEADER = "# Written by `omni compile`: change 1/pipeline.yaml of the pipeline's model and compile it again.\n"
@@ -73,11 +73,29 @@ def model_configs(topology: Topology) -> list[ModelConfig]:
     models = [orchestrator]
     for group in topology.groups:
         model = _model_config(group.triton_model, STAGE_INPUTS, STAGE_OUTPUTS)
-        # A tensor-parallel group is one instance too: rank 0, which starts the others.
-        model.instance_group.append(_instances(group.gpu))
+        # A tensor-parallel replica is one instance too: rank 0, which starts the others.
+        if group.replicas == 1:
+            model.instance_group.append(_instances(group.gpu))
+        else:
+            model.instance_group.extend(replica_instances(group, range(group.replicas)))
         _set_parameters(model, omni_role="stage", omni_pipeline=topology.pipeline, omni_process=group.name)
         models.append(model)
     return models
+
+
+def replica_instances(group: ProcessGroup, replicas: Iterable[int]) -> list[ModelInstanceGroup]:
+    """A group of one instance for each of these replicas of a process.
+
+    Triton calls the instance `<model>_r<replica>_0`, which tells its process who it is. The host policy tells the
+    instances apart for Triton too: when a model is loaded with fewer or more of them, it ends and starts just these,
+    and the others go on.
+    """
+    found = []
+    for replica in replicas:
+        instance = _instances(group.gpu_of(replica))
+        instance.name, instance.host_policy = f"{group.triton_model}_r{replica}", f"r{replica}"
+        found.append(instance)
+    return found
 
 
 def config_text(model: ModelConfig) -> str:

@@ -101,6 +101,26 @@ class EndpointsConfig(ConfigModel):
         return "endpoints", []
 
 
+class LimitsConfig(ConfigModel):
+    """What the orchestrator admits and how long it waits.
+
+    `max_in_flight` requests are worked on at once and `max_queued` more wait for their turn; others are refused.
+    `deadline_s` seconds are for each request, waiting included; a client may ask for less. `grace_s`: for how long a
+    request waits for stage processes that are not there; `silence_s`: after how many seconds without a heartbeat a
+    process counts as stuck and is killed (building CUDA graphs or a long garbage collection may keep one silent).
+    """
+
+    max_in_flight: Annotated[StrictInt, Field(ge=1)] = 256
+    max_queued: Annotated[StrictInt, Field(ge=0)] = 256
+    deadline_s: Annotated[float, Field(gt=0)] = 600.0
+    grace_s: Annotated[float, Field(ge=0)] = 10.0
+    silence_s: Annotated[float, Field(ge=3)] = 15.0
+
+    @classmethod
+    def _paths(cls, data: dict[str, Any]) -> tuple[str, list[str]]:
+        return "limits", []
+
+
 class StageConfig(ConfigModel):
     """One logical stage. All functions and the factory are dotted import paths.
 
@@ -109,6 +129,9 @@ class StageConfig(ConfigModel):
     `wait_for_fn(request_id, from_stage, payload)` picks from it. `stream_to` lists the stages that receive chunks;
     `stream_done_to_fn(request_id, output)` picks those that are told of the end. `project_payload` maps a target to
     the function that makes its part of a result. `process` is required unless `tp_size` > 1.
+
+    `replicas` is how many processes run the stage's process group side by side; each request stays with one of them.
+    `gpu` is the GPU of all, or lists the GPUs of one replica after the other, `tp_size` for each.
     """
 
     name: Name
@@ -117,6 +140,7 @@ class StageConfig(ConfigModel):
     factory_args: Arguments = {}
     gpu: Gpus = None
     tp_size: Annotated[StrictInt, Field(ge=1)] = 1
+    replicas: Annotated[StrictInt, Field(ge=1, le=64)] = 1
     wait_for: list[StrictStr] | None = None
     wait_for_fn: DottedPath | None = None
     merge_fn: DottedPath | None = None
@@ -137,10 +161,16 @@ class StageConfig(ConfigModel):
 
     @property
     def gpus(self) -> tuple[int, ...]:
-        """The GPU of each rank; empty for a stage on the CPU."""
+        """The GPU of each rank of each replica; empty for a stage on the CPU."""
         if self.gpu is None:
             return ()
         return (self.gpu,) if isinstance(self.gpu, int) else tuple(self.gpu)
+
+    def replica_gpus(self, replica: int) -> tuple[int, ...]:
+        """The GPU of each rank of one replica; empty on the CPU."""
+        if isinstance(self.gpu, list):
+            return tuple(self.gpu[replica * self.tp_size : (replica + 1) * self.tp_size])
+        return self.gpus
 
     @property
     def process_name(self) -> str:
@@ -168,6 +198,7 @@ class PipelineDeclaration(ConfigModel):
     terminal_stages_fn: DottedPath | None = None
     relay_backend: RelayBackend = "shm"
     endpoints: EndpointsConfig = EndpointsConfig()
+    limits: LimitsConfig = LimitsConfig()
     env_defaults: Environment = {}
     runtime_overrides: dict[StrictStr, Arguments] = {}
     fused_stages: list[list[StrictStr]] = []
@@ -191,7 +222,7 @@ class PipelineDeclaration(ConfigModel):
 
     @property
     def gpu_placement(self) -> dict[str, int | list[int]]:
-        """The stages with `gpu` set, each with its GPU or its ranks' GPUs."""
+        """The stages with `gpu` set, each with its GPU or those of its ranks and replicas."""
         return {stage.name: stage.gpu for stage in self.stages if stage.gpu is not None}
 
     def stage(self, name: str) -> StageConfig:
@@ -217,4 +248,9 @@ def raw_name(stage: Any) -> Any:
     return stage.get("name") if isinstance(stage, dict) else getattr(stage, "name", None)
 
 
-_MODELS: dict[str, type[BaseModel]] = {"stages": StageConfig, "relay": RelayConfig, "endpoints": EndpointsConfig}
+_MODELS: dict[str, type[BaseModel]] = {
+    "stages": StageConfig,
+    "relay": RelayConfig,
+    "endpoints": EndpointsConfig,
+    "limits": LimitsConfig,
+}

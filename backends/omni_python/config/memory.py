@@ -28,14 +28,17 @@ class MemoryShare:
 
 
 def memory_shares(config: PipelineDeclaration) -> dict[int, tuple[MemoryShare, ...]]:
-    """The stages on each GPU, in the order of their declaration; a fraction that is no number above 0 is None."""
-    process_of = {stage: group.name for group in process_groups(config) for stage in group.stages}
+    """The stages on each GPU, once for each replica, in the order of their declaration; a fraction that is no number
+    above 0 is None."""
+    group_of = {stage: group for group in process_groups(config) for stage in group.stages}
     shares: dict[int, list[MemoryShare]] = {}
     for stage in config.stages:
         given = stage_arguments(config, stage).get(MEMORY_FRACTION)
         fraction = float(given) if _is_fraction(given) else None
-        for gpu in dict.fromkeys(stage.gpus):
-            shares.setdefault(gpu, []).append(MemoryShare(stage.name, process_of[stage.name], fraction))
+        for replica in range(stage.replicas):
+            process = group_of[stage.name].replica_name(replica)
+            for gpu in dict.fromkeys(stage.replica_gpus(replica)):
+                shares.setdefault(gpu, []).append(MemoryShare(stage.name, process, fraction))
     return {gpu: tuple(shares[gpu]) for gpu in sorted(shares)}
 
 
@@ -59,8 +62,8 @@ def check_memory(config: PipelineDeclaration) -> Iterator[Problem]:
     for gpu, shares in memory_shares(config).items():
         sharing = list(dict.fromkeys(share.process for share in shares))
         if len(sharing) > 1:
-            for share in shares:
-                stage = config.stage(share.stage)
+            for name in dict.fromkeys(share.stage for share in shares):
+                stage = config.stage(name)
                 if stage_arguments(config, stage).get(MEMORY_FRACTION) is None:
                     yield Problem(
                         _path(config, stage),

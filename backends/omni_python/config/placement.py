@@ -17,18 +17,28 @@ def stage_arguments(config: PipelineDeclaration, stage: StageConfig) -> dict[str
 
 def check_gpus(stage: StageConfig, path: str) -> Iterator[Problem]:
     """What is wrong with the GPUs and the process of one stage."""
-    size, gpus = stage.tp_size, stage.gpus
+    size, replicas = stage.tp_size, stage.replicas
     if size == 1 and stage.process is None:
         yield Problem(
             f"{path}.process", f"is required: name the process that runs this stage, for example {stage.name!r}"
         )
     if isinstance(stage.gpu, list):
-        if len(gpus) != size:
-            yield Problem(f"{path}.gpu", f"lists {len(gpus)} GPUs for tp_size {size}; give one for each rank")
-        if len(set(gpus)) != len(gpus):
-            yield Problem(f"{path}.gpu", f"names a GPU twice in {list(gpus)}; each rank needs its own")
+        if len(stage.gpu) != size * replicas:
+            needs = f"tp_size {size}" if replicas == 1 else f"{replicas} replicas of tp_size {size}"
+            yield Problem(
+                f"{path}.gpu",
+                f"lists {len(stage.gpu)} GPUs for {needs}; give one for each rank{' of each replica' * (replicas > 1)}",
+            )
+        for gpus in dict.fromkeys(stage.replica_gpus(replica) for replica in range(replicas)):
+            if len(set(gpus)) != len(gpus):
+                yield Problem(f"{path}.gpu", f"names a GPU twice in {list(gpus)}; each rank needs its own")
     elif size > 1 and stage.gpu is not None:
-        yield Problem(f"{path}.gpu", f"must list {size} GPUs, one for each rank of tp_size {size}, not {stage.gpu}")
+        count = size * replicas
+        yield Problem(f"{path}.gpu", f"must list {count} GPUs, one for each rank of tp_size {size}, not {stage.gpu}")
+    elif size > 1 and replicas > 1 and stage.gpu is None:
+        yield Problem(
+            f"{path}.replicas", "of a tensor-parallel stage need their GPUs: list those of one after the other"
+        )
 
 
 def check_placement(config: PipelineDeclaration) -> list[Problem]:
@@ -47,15 +57,22 @@ def _check_processes(config: PipelineDeclaration, groups: tuple[ProcessGroup, ..
                 f"a tensor-parallel stage owns its processes, but {group.name!r} runs {listed(group.stages)}",
             )
             continue
+        for stage in stages[1:]:
+            if stage.replicas != stages[0].replicas:
+                yield Problem(
+                    f"stages.{stage.name}.replicas",
+                    f"is {stage.replicas}, but {stages[0].name!r} in the same process {group.name!r} has "
+                    f"{stages[0].replicas}; the stages of a process are replicated together",
+                )
         on_gpu = [stage for stage in stages if stage.gpus]
         for stage in on_gpu[1:]:
             first = on_gpu[0]
-            if stage.gpus[0] != first.gpus[0]:
+            if any(stage.replica_gpus(i) != first.replica_gpus(i) for i in range(group.replicas)):
                 fused = {stage.process_name, first.process_name} != {group.name}
                 yield Problem(
                     f"stages.{stage.name}.gpu",
-                    f"is {stage.gpus[0]}, but {first.name!r} in the same process {group.name!r}"
-                    f"{' (joined by fused_stages)' if fused else ''} is on GPU {first.gpus[0]}; "
+                    f"is {stage.gpu}, but {first.name!r} in the same process {group.name!r}"
+                    f"{' (joined by fused_stages)' if fused else ''} is on GPU {listed(map(str, first.gpus))}; "
                     "a process has at most one GPU",
                 )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -11,21 +12,40 @@ from omni_python.config.declaration import PipelineDeclaration, StageConfig
 
 @dataclass(frozen=True)
 class ProcessGroup:
-    """The stages of one process, which is one Triton model.
+    """The stages of one process, which is one Triton model with an instance for each replica.
 
-    `gpus` is empty on the CPU; else it holds the process's GPU, or for a tensor-parallel stage the GPU of each rank.
+    `replica_gpus` holds for each replica its GPU, or for a tensor-parallel stage the GPU of each rank; nothing on the
+    CPU.
     """
 
     name: str
     stages: tuple[str, ...]
-    gpus: tuple[int, ...]
+    replica_gpus: tuple[tuple[int, ...], ...]
     tp_size: int
     triton_model: str
 
     @property
+    def replicas(self) -> int:
+        return len(self.replica_gpus)
+
+    @property
+    def gpus(self) -> tuple[int, ...]:
+        """The GPUs of the first replica."""
+        return self.replica_gpus[0]
+
+    @property
     def gpu(self) -> int | None:
-        """The GPU of the process that Triton starts (rank 0), None on the CPU."""
-        return self.gpus[0] if self.gpus else None
+        """The GPU of the first process that Triton starts (rank 0), None on the CPU."""
+        return self.gpu_of(0)
+
+    def gpu_of(self, replica: int) -> int | None:
+        """The GPU of a replica (its rank 0), None on the CPU."""
+        gpus = self.replica_gpus[replica]
+        return gpus[0] if gpus else None
+
+    def replica_name(self, replica: int) -> str:
+        """How messages and diagrams call one replica: `thinker@1`; where there is but one, the process's name."""
+        return f"{self.name}@{replica}" if self.replicas > 1 else self.name
 
     @property
     def rank_processes(self) -> tuple[str, ...]:
@@ -93,12 +113,23 @@ def process_groups(config: PipelineDeclaration) -> tuple[ProcessGroup, ...]:
         ProcessGroup(
             name=process,
             stages=tuple(stage.name for stage in stages),
-            gpus=next((stage.gpus for stage in stages if stage.gpus), ()),
+            replica_gpus=_replica_gpus(stages),
             tp_size=max(stage.tp_size for stage in stages),
             triton_model=f"{config.resolved_name}_{process}",
         )
         for process, stages in _stages_by_process(config.stages, config.fused_stages).items()
     )
+
+
+def replica_of_instance(instance_name: str) -> int:
+    """The replica that a Triton instance is; 0 for that of a process with but one."""
+    match = re.search(r"_r(\d+)_0$", instance_name)
+    return int(match[1]) if match else 0
+
+
+def _replica_gpus(stages: Sequence[StageConfig]) -> tuple[tuple[int, ...], ...]:
+    on_gpu = next((stage for stage in stages if stage.gpus), stages[0])
+    return tuple(on_gpu.replica_gpus(replica) for replica in range(max(stage.replicas for stage in stages)))
 
 
 def _stages_by_process(stages: Sequence[StageConfig], fused: Sequence[Sequence[str]]) -> dict[str, list[StageConfig]]:
