@@ -68,7 +68,7 @@ def test_a_prompt_needs_no_more_than_is_reserved(experts: int) -> None:
     with torch.inference_mode(), torch.profiler.profile(profile_memory=True, acc_events=True) as seen:
         decoder(embeds, positions, cache, plan)
     held = peak = 0
-    for event in seen.profiler.kineto_results.events():  # type: ignore[union-attr]
+    for event in seen.profiler.kineto_results.events():
         if event.name() == "[memory]":
             held += event.nbytes()
             peak = max(peak, held)
@@ -76,8 +76,7 @@ def test_a_prompt_needs_no_more_than_is_reserved(experts: int) -> None:
 
 
 def budget(share: float, weights: float = 57.0, reserve: float = 2.0) -> KVBudget:
-    sizes = [int(size * GIB) for size in (share, weights, reserve)]
-    return KVBudget("thinker", *sizes, bytes_per_token=98304)
+    return KVBudget("thinker", int(share * GIB), int(weights * GIB), int(reserve * GIB), bytes_per_token=98304)
 
 
 def test_what_is_left_of_the_share_becomes_whole_pages() -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from omni_python.proto.payload import Payload
@@ -12,14 +13,17 @@ from omni_python.proto.work import IncomingMessage, OutgoingMessage
 from omni_python.scheduling.base import Scheduler
 from omni_python.scheduling.cancellation import CancelToken, CancelTokens
 
+logger = logging.getLogger(__name__)
+
 
 class SimpleScheduler(Scheduler):
     """Computes requests one after the other, or in batches of what is waiting.
 
     Give one of `compute(payload) -> payload`; `compute_cancellable(payload, token) -> payload`, which polls the token
     between its items; or `compute_batch(payloads) -> payloads` with `max_batch_size`. A batch is whatever waits when
-    the thread is free, so a lone request never waits for company. An exception fails its request (a batch's exception
-    fails the batch). `workers` threads compute side by side.
+    the thread is free, so a lone request never waits for company. Its outputs are sent on as they come: an iterator
+    need not wait for the last one. An exception fails its request; of a batch, each request that has no output yet is
+    computed again alone, so that none fails by another's fault. `workers` threads compute side by side.
 
     An abort drops what has not begun and sets the token of what is being computed; without a token that is finished,
     and its result dropped by the stage.
@@ -30,7 +34,7 @@ class SimpleScheduler(Scheduler):
         compute: Callable[[Any], Payload] | None = None,
         *,
         compute_cancellable: Callable[[Any, CancelToken], Payload] | None = None,
-        compute_batch: Callable[[Sequence[Any]], Sequence[Payload]] | None = None,
+        compute_batch: Callable[[Sequence[Any]], Iterable[Payload]] | None = None,
         max_batch_size: int = 1,
         workers: int = 1,
     ) -> None:
@@ -95,18 +99,27 @@ class SimpleScheduler(Scheduler):
             batch.append(message)
         return batch
 
-    def _answers(self, batch: list[IncomingMessage], tokens: list[CancelToken]) -> list[OutgoingMessage]:
+    def _answers(self, batch: list[IncomingMessage], tokens: list[CancelToken]) -> Iterator[OutgoingMessage]:
+        answered = 0
         try:
             if any(message.type != "new_request" for message in batch):
                 raise TypeError("a stage that takes whole requests got a stream; its scheduler does not fit the edge")
-            outputs = self._outputs([message.data for message in batch], tokens)
-            if len(outputs) != len(batch):
-                raise RuntimeError(f"a batch of {len(batch)} gave {len(outputs)} outputs")
+            outputs = iter(self._outputs([message.data for message in batch], tokens))
+            for message in batch:
+                output = next(outputs, None)
+                if output is None:
+                    raise RuntimeError(f"a batch of {len(batch)} gave {answered} outputs")
+                yield OutgoingMessage(message.request_id, "result", output)
+                answered += 1
         except Exception as error:
-            return [OutgoingMessage(message.request_id, "error", error) for message in batch]
-        return [OutgoingMessage(m.request_id, "result", o) for m, o in zip(batch, outputs, strict=True)]
+            if len(batch) == 1:
+                yield OutgoingMessage(batch[0].request_id, "error", error)
+                return
+            logger.warning("a batch of %d failed after %d outputs: %s", len(batch), answered, error)
+            for message, token in zip(batch[answered:], tokens[answered:], strict=True):
+                yield from self._answers([message], [token])
 
-    def _outputs(self, payloads: list[Any], tokens: list[CancelToken]) -> Sequence[Payload]:
+    def _outputs(self, payloads: list[Any], tokens: list[CancelToken]) -> Iterable[Payload]:
         if self._compute_batch is not None:
             return self._compute_batch(payloads)
         assert self._compute_one is not None, "one of the two is given"
