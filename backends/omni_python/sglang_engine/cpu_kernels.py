@@ -33,6 +33,7 @@ def prepare(gpu: bool) -> None:
         locale.setlocale(locale.LC_CTYPE, "C.UTF-8")
     if not gpu:
         os.environ["SGLANG_USE_CPU_ENGINE"] = "1"
+        os.environ["TORCHDYNAMO_DISABLE"] = "1"  # a few small functions of SGLang's would want a C++ compiler
         if _is_missing("sgl_kernel"):
             _add("sgl_kernel")
             sys.modules["sgl_kernel"].__dict__["assign_req_to_token_pool_cpu"] = assign_slots

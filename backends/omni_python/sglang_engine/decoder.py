@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from sglang.srt.distributed import get_pp_group
+from sglang.srt.distributed import get_pp_group, get_tp_group
 from sglang.srt.layers.logits_processor import LogitsProcessor
 from sglang.srt.layers.vocab_parallel_embedding import ParallelLMHead
 from sglang.srt.models.qwen2_moe import Qwen2MoeMLP
@@ -68,6 +68,9 @@ class OmniDecoder(Qwen3MoeForCausalLM):
     """
 
     slices: list[PromptSlice]
+    """On rank 0 of a tensor-parallel group alone: the others get its embeddings, and where `deepstack_comes` features.
+    """
+    deepstack_comes: bool
     last_hidden: torch.Tensor
     """[rows, H], each row's normed output at its last token."""
 
@@ -82,10 +85,13 @@ class OmniDecoder(Qwen3MoeForCausalLM):
         self.lm_head = ParallelLMHead(config.vocab_size, config.hidden_size, quant_config=quant_config)
         self.logits_processor = LogitsProcessor(config)
         rows, hidden = config.omni_rows + SPARE_ROWS, config.hidden_size
+        self.tp_group = get_tp_group()
         self.slices = []
+        self.deepstack_comes = False
         self.inputs = torch.zeros(rows, hidden) if config.omni_feedback else None
         self.last_hidden = torch.zeros(rows, hidden)
-        self.tapped = None if config.omni_tap is None else torch.zeros(config.omni_slots, hidden)
+        tap = config.omni_tap if self.tp_group.rank_in_group == 0 else None
+        self.tapped = None if tap is None else torch.zeros(config.omni_slots, hidden)
 
     @torch.no_grad()
     def forward(self, input_ids: torch.Tensor, positions: torch.Tensor, forward_batch: Any, **_: Any) -> Any:
@@ -108,8 +114,14 @@ class OmniDecoder(Qwen3MoeForCausalLM):
         for part in self.slices:
             embeds[part.at : part.at + part.tokens] = part.prompt.embeds[part.start : part.start + part.tokens]
         tap, layers = self.config.omni_tap, self.config.num_hidden_layers
-        self.model.layers_to_capture = [] if tap is None or tap == layers else [tap]
+        self.model.layers_to_capture = [] if self.tapped is None or tap == layers else [tap]
         deepstack = self._deepstack(embeds)
+        if self.tp_group.world_size > 1:
+            self.share(embeds)
+            if deepstack is None and self.deepstack_comes:
+                deepstack = embeds.new_empty(len(embeds), self.config.omni_deepstack * embeds.shape[1])
+            if deepstack is not None:
+                self.share(deepstack)
         hidden = self.model(input_ids, positions, forward_batch, embeds, input_deepstack_embeds=deepstack)
         tapped = hidden
         if self.model.layers_to_capture:
@@ -131,6 +143,22 @@ class OmniDecoder(Qwen3MoeForCausalLM):
                 joined = embeds.new_zeros(len(embeds), self.config.omni_deepstack * embeds.shape[1])
             joined[places[chosen] + part.at] = torch.cat([layer[chosen] for layer in features.layers], dim=1)
         return joined
+
+    def share(self, tensor: torch.Tensor) -> None:
+        """Overwrite `tensor`, of one shape on all ranks, with what it holds on rank 0."""
+        self.tp_group.broadcast(tensor, src=0)
+
+    def whole(self, layer: nn.Module) -> torch.Tensor:
+        """The weight [vocab, H] of the embedding or the head, on rank 0 put together from all ranks' shards, on others
+        [0, H]. All ranks call it at once. Without other ranks it shares the layer's memory.
+        """
+        shard: torch.Tensor = layer.weight.data  # type: ignore[assignment]
+        group = self.tp_group
+        if group.world_size == 1:
+            return shard[: self.config.vocab_size]
+        parts = [torch.empty_like(shard) for _ in range(group.world_size)] if group.rank_in_group == 0 else None
+        torch.distributed.gather(shard, parts, dst=0, group=group.device_group)
+        return shard[:0] if parts is None else torch.cat(parts)[: self.config.vocab_size]
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]], is_mtp: bool = False) -> None:
         for parameter in self.parameters():

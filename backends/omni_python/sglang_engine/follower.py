@@ -1,0 +1,81 @@
+"""The program of a follower: `python3 -m omni_python.sglang_engine.follower NAME RANK DESCRIPTOR PARENT`.
+
+It does what rank 0 (process PARENT) says over the socket DESCRIPTOR, and ends with it, however that one ends.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import signal
+import sys
+import threading
+from contextlib import suppress
+from multiprocessing.connection import Connection
+
+import setproctitle
+import torch
+
+from omni_python.proto.errors import OmniError
+from omni_python.sglang_engine.rank_messages import Broken, Joined, Launch, Link
+
+log = logging.getLogger(__name__)
+
+
+def main() -> None:
+    name, rank, descriptor, parent = sys.argv[1], *(int(argument) for argument in sys.argv[2:5])
+    setproctitle.setproctitle(name)
+    logging.basicConfig(format=f"%(asctime)s {name} %(levelname)s %(name)s: %(message)s", level=logging.INFO)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches rank 0, too, which says what to do
+    _die_with(parent)
+    link = Link(Connection(descriptor))
+    try:
+        _follow(link)
+        status = 0
+    except EOFError:
+        status = 1  # rank 0 is gone
+    except Exception as error:
+        log.exception("rank %d ends", rank)
+        with suppress(OSError):
+            link.send(Broken(f"{type(error).__name__}: {error}" if not isinstance(error, OmniError) else str(error)))
+        status = 1
+    logging.shutdown()
+    os._exit(status)  # communicators may wait for other ranks in their destructors
+
+
+@torch.inference_mode()
+def _follow(link: Link) -> None:
+    launch = link.expect(Launch)
+    config = launch.engine_config()
+    from omni_python.sglang_engine import cpu_kernels
+    from omni_python.sglang_engine.launch import check_version
+    from omni_python.sglang_engine.parallel import FollowingEngine
+
+    check_version()
+    cpu_kernels.prepare(config.gpu_id is not None)
+    if config.gpu_id is not None:
+        torch.cuda.set_device(config.gpu_id)
+    import sglang.srt.managers.scheduler  # noqa: F401, the slow part, and the likeliest to fail
+
+    link.send(Joined())
+    FollowingEngine(config, link).run()
+
+
+def _die_with(parent: int) -> None:
+    """Kill this process when `parent` ends, also while it waits in a collective."""
+    pidfd = os.pidfd_open(parent)
+    if os.getppid() != parent:
+        os._exit(1)
+
+    def wait() -> None:
+        poll = select.poll()
+        poll.register(pidfd, select.POLLIN)
+        poll.poll()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    threading.Thread(target=wait, name="omni-parent", daemon=True).start()
+
+
+if __name__ == "__main__":
+    main()

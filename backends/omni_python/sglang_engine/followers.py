@@ -1,0 +1,191 @@
+"""Rank 0's side of a tensor-parallel group: it starts the other ranks' processes, watches them, and ends them.
+
+Each is connected by a pair of sockets that nobody else can name: a process that dies closes its end, which the other
+one sees at once, and nothing is left in the file system.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from multiprocessing.connection import Connection, Pipe, wait
+from pathlib import Path
+from typing import Any
+
+import torch.distributed
+
+from omni_python.proto.errors import OmniError
+from omni_python.proto.payload import Payload
+from omni_python.sglang_engine.config import EngineConfig
+from omni_python.sglang_engine.rank_messages import Broken, Joined, Launch, Link, Stop, encode
+
+EXIT_TIMEOUT = 0.4
+"""Seconds that followers have to end by themselves. A stub that takes 2 s in all to finalize is killed by Triton."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class RankGroup:
+    """The processes of one stage, `{process}_tp{rank}`; `gpu_ids` has the GPU of every rank, or is empty on the CPU."""
+
+    process: str
+    size: int
+    gpu_ids: tuple[int, ...] = ()
+
+    def name(self, rank: int) -> str:
+        return f"{self.process}_tp{rank}"
+
+    def gpu_id(self, rank: int) -> int | None:
+        return self.gpu_ids[rank] if self.gpu_ids else None
+
+
+@dataclass
+class _Follower:
+    name: str
+    rank: int
+    link: Link
+    process: subprocess.Popen[bytes]
+
+    def end(self) -> str:
+        """How it ended, which it has or is about to."""
+        try:
+            code = self.process.wait(timeout=EXIT_TIMEOUT)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+            return "closed its connection"
+        return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
+
+
+class Followers:
+    """Ranks 1 and up. `on_lost(reason)` is called once, on a thread of its own, when one of them ends unasked."""
+
+    def __init__(self, config: EngineConfig, group: RankGroup, on_lost: Callable[[str], None]) -> None:
+        """Returns when all are about to meet rank 0; raises `OmniError` where one of them cannot start."""
+        self._on_lost = on_lost
+        self._lock = threading.Lock()
+        self._closing = False
+        self.lost = threading.Event()
+        self._followers: list[_Follower] = []
+        self._store, self.port = _store(group.size)
+        try:
+            for rank in range(1, group.size):
+                self._followers.append(_start(group, rank))
+            for follower in self._followers:
+                rank, gpu_id = follower.rank, group.gpu_id(follower.rank)
+                follower.link.send(Launch.of(replace(config, tp_rank=rank, gpu_id=gpu_id, tp_port=self.port)))
+            for follower in self._followers:
+                self._await_joined(follower)
+        except BaseException:
+            self.close()
+            raise
+        self._watcher = threading.Thread(target=self._watch, name="omni-ranks", daemon=True)
+        self._watcher.start()
+
+    def send(self, message: Payload) -> None:
+        """To every follower. One that is gone is left to the watching thread."""
+        frame = encode(message)
+        for follower in self._followers:
+            with suppress(OSError):
+                follower.link.connection.send_bytes(frame)
+
+    def report(self, reason: str) -> None:
+        """The group cannot go on. Only the first reason counts, and none while it is being closed."""
+        with self._lock:
+            if self.lost.is_set() or self._closing:
+                return
+            self.lost.set()
+        self._on_lost(reason)
+
+    def close(self) -> None:
+        """End all of them; those that do not obey are killed."""
+        with self._lock:
+            self._closing = True
+        self.send(Stop())
+        for follower in self._followers:
+            try:
+                follower.process.wait(timeout=EXIT_TIMEOUT)
+            except subprocess.TimeoutExpired:
+                follower.process.kill()
+                follower.process.wait()
+            follower.link.connection.close()
+
+    def _await_joined(self, follower: _Follower) -> None:
+        try:
+            message = follower.link.receive()
+        except (EOFError, OSError):
+            raise OmniError(f"{_who(follower)} {follower.end()} before it had started") from None
+        if not isinstance(message, Joined):
+            reason = message.reason if isinstance(message, Broken) else f"sent {type(message).__name__} first"
+            raise OmniError(f"{_who(follower)}: {reason}")
+
+    def _watch(self) -> None:
+        by_connection = {follower.link.connection: follower for follower in self._followers}
+        while not self._closing:
+            for connection in wait(list(by_connection)):
+                assert isinstance(connection, Connection)
+                follower = by_connection.pop(connection)
+                self.report(f"lost {_who(follower)}, which {self._last_words(follower)}")
+            if not by_connection:
+                return
+
+    def _last_words(self, follower: _Follower) -> str:
+        try:
+            message = follower.link.receive()
+        except (EOFError, OSError):
+            return follower.end()
+        return f"failed: {message.reason}" if isinstance(message, Broken) else follower.end()
+
+
+def _who(follower: _Follower) -> str:
+    return f"rank {follower.rank} (process {follower.name})"
+
+
+def _store(size: int) -> tuple[Any, int]:
+    """Where the ranks of this group alone find each other: a port of its own, on the loopback device."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    port = listener.getsockname()[1]
+    # The store owns the descriptor from here on.
+    store = torch.distributed.TCPStore(  # type: ignore[attr-defined]
+        "127.0.0.1",
+        port,
+        size,
+        is_master=True,
+        timeout=timedelta(seconds=300),
+        wait_for_workers=False,
+        master_listen_fd=listener.detach(),
+    )
+    return store, port
+
+
+def _start(group: RankGroup, rank: int) -> _Follower:
+    ours, theirs = Pipe()
+    name = group.name(rank)
+    command = [_python(), "-m", "omni_python.sglang_engine.follower"]
+    command += [name, str(rank), str(theirs.fileno()), str(os.getpid())]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    process = subprocess.Popen(
+        command, env=environment, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], close_fds=True
+    )
+    theirs.close()
+    log.info("started %s, rank %d, as process %d", name, rank, process.pid)
+    return _Follower(name, rank, Link(ours), process)
+
+
+def _python() -> str:
+    """This interpreter, also inside a server's stub, where Python is embedded in another program."""
+    for candidate in (sys.executable, str(Path(sys.prefix) / "bin" / "python3"), shutil.which("python3")):
+        if candidate and Path(candidate).name.startswith("python") and os.access(candidate, os.X_OK):
+            return candidate
+    raise OmniError("there is no python3 on PATH to start the other ranks of a tensor-parallel stage with")
