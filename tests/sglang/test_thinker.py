@@ -15,8 +15,8 @@ from omni_python.models.qwen3_omni.payloads import AnswerToken, DecodeStart, Thi
 from omni_python.models.qwen3_omni.stages import create_thinker
 from omni_python.proto.errors import InvalidArgument, OmniError
 from omni_python.proto.sampling import SamplingParams
-from omni_python.sglang_engine import engine
-from omni_python.sglang_engine.engine import check_version
+from omni_python.sglang_engine import launch
+from omni_python.sglang_engine.launch import check_version
 from tests.models import tiny_model
 from tests.models.tiny_model import GREEDY, Conversation, conversation, hf_generate, hf_model
 from tests.sglang import child
@@ -244,7 +244,7 @@ def test_a_process_has_one_such_stage(small: Child) -> None:
 
 def test_other_versions_and_engines_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     check_version()
-    monkeypatch.setattr(engine, "SUPPORTED", ("0.4.1", "0.4.2"))
+    monkeypatch.setattr(launch, "SUPPORTED", ("0.4.1", "0.4.2"))
     with pytest.raises(OmniError, match=r"works with sglang 0.4.1 or 0.4.2, but 0.5.17 is installed"):
         check_version()
     with pytest.raises(InvalidArgument, match="engine 'vllm' is not known; valid: torch, sglang"):

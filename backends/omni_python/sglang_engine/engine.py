@@ -1,80 +1,24 @@
-"""A real SGLang `Scheduler` inside this process: the one module that knows how it is driven.
+"""An SGLang `Scheduler` inside this process, as its owner drives it: requests, steps, and what the cache holds.
 
 SGLang decides who runs (batches, paged KV cache, radix cache, chunked and mixed prefill, retraction) and runs the
 forward pass. Its sockets, tokenizer and sampler are not used: requests come by `add`, tokens are chosen by the owner.
-SGLang keeps much of its state in its modules, so a process can hold one engine at a time.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import importlib.metadata
-import json
-import logging
-import os
-import tempfile
-import warnings
 from array import array
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
-from omni_python.model_runner.base import PromptInput
 from omni_python.proto.errors import OmniError
-from omni_python.sglang_engine import cpu_kernels
+from omni_python.sglang_engine.config import EngineConfig
+from omni_python.sglang_engine.held_rows import HeldRows
+from omni_python.sglang_engine.hooks import Choice, StepHooks
+from omni_python.sglang_engine.launch import check_version, start_scheduler
 
-logger = logging.getLogger(__name__)
-
-SUPPORTED = ("0.5.17",)
-"""Versions of sglang that this module was written for and tested with."""
-
-
-@dataclass(frozen=True)
-class EngineConfig:
-    """`text_config` describes the decoder in Hugging Face's names; `weights` maps prefixes of the checkpoint's names
-    to "model." (layers, norm and `embed_tokens`) and "lm_head.". `gpu_id` None is the CPU.
-
-    `tap`: the hidden state to keep for every token in the cache, counted as in `layers.decoder.Decoder`. `feedback`:
-    inputs of decode steps are given by the owner (`StepHooks.decode_embeds`), so nothing of them is ever cached
-    for others or computed again, and no prompt is cut into pieces.
-    """
-
-    text_config: Mapping[str, Any]
-    checkpoint: Path
-    weights: Mapping[str, str]
-    dtype: torch.dtype
-    gpu_id: int | None
-    max_running: int
-    kv_tokens: int
-    prefill_tokens: int
-    deepstack_layers: int = 0
-    tap: int | None = None
-    feedback: bool = False
-
-
-@dataclass(slots=True, frozen=True)
-class Choice:
-    """What follows a row's newest token; `finish` is "stop", "length" or None, `failed` ends it without caching."""
-
-    token: int
-    finish: str | None = None
-    failed: bool = False
-
-
-class StepHooks(Protocol):
-    """The owner's part of a step. Rows are named as in `Engine.add`; those that were aborted never appear."""
-
-    def prompt(self, name: str) -> PromptInput | None:
-        """The whole prompt; None where the row failed, and is about to be told so by `choose`."""
-
-    def decode_embeds(self, names: Sequence[str]) -> torch.Tensor:
-        """The rows' next inputs [rows, H]; with `feedback` alone."""
-
-    def choose(self, names: Sequence[str], hidden: torch.Tensor, logits: torch.Tensor) -> list[Choice]:
-        """The next token of each row, from its normed output [rows, H] and float32 logits [rows, V]."""
+__all__ = ["Choice", "Engine", "EngineConfig", "StepHooks", "check_version"]
 
 
 class Engine:
@@ -85,7 +29,6 @@ class Engine:
         self._hooks = hooks
         self._requests: dict[str, Any] = {}
         self._names: dict[Any, str] = {}
-        self._held: list[Any] = []
         self._count = 0
         self._batch: Any = None
         self._lost: list[str] = []
@@ -93,22 +36,20 @@ class Engine:
         """Prompt tokens that went through the model so far; those found in the cache do not."""
         self.retractions = 0
         """How often a request that has ended by itself had lost its slots to others while it ran."""
-        self._scheduler = _build(config, self)
+        self._scheduler = start_scheduler(config, self)
+        self._held = HeldRows(self._scheduler, self._names)
         self._runner = self._scheduler.tp_worker.model_runner
         self._model = self._runner.model
         self._runner.sample = self._sample
+        self.token_embedding: torch.Tensor = self._model.whole(self._model.model.embed_tokens)
+        """[vocab, H], shared with the engine where that holds all of it; on rank 0."""
+        self.head: torch.Tensor = self._model.whole(self._model.lm_head)
+        """[vocab, H], as `token_embedding`."""
+
+    def close(self) -> None:
+        """Let go of what is outside this process."""
 
     # ---- what it holds
-
-    @property
-    def token_embedding(self) -> torch.Tensor:
-        """[vocab, H], shared with the engine."""
-        return self._model.model.embed_tokens.weight.data[: self._model.config.vocab_size]
-
-    @property
-    def head(self) -> torch.Tensor:
-        """[vocab, H], shared with the engine."""
-        return self._model.lm_head.weight.data[: self._model.config.vocab_size]
 
     @property
     def norm(self) -> torch.Tensor:
@@ -178,8 +119,7 @@ class Engine:
         if request is None:
             return
         del self._names[request]
-        if request in self._held:
-            self._held.remove(request)
+        if self._held.forget(request):
             self._release(request)
         elif not request.finished():
             self._scheduler.abort_request(AbortReq(rid=request.rid))
@@ -202,7 +142,7 @@ class Engine:
         if self._config.gpu_id is not None:
             torch.cuda.set_device(self._config.gpu_id)
         if ready is not None:
-            self._hold(ready)
+            self._held.update(ready)
         busy = scheduler.last_batch is not None or not scheduler.running_batch.is_empty()
         plan = scheduler.get_next_batch_to_run(running_batch=scheduler.running_batch, last_batch=scheduler.last_batch)
         scheduler.running_batch = plan.running_batch
@@ -304,29 +244,6 @@ class Engine:
             self.retractions += request.retraction_count
             del self._requests[self._names.pop(request)]
 
-    def _hold(self, ready: Callable[[str], bool]) -> None:
-        """Take rows that are not ready out of SGLang's batches, and put back those that are."""
-        scheduler = self._scheduler
-        back = [request for request in self._held if ready(self._names[request])]
-        for batch in (scheduler.running_batch, scheduler.last_batch):
-            if batch is None or batch.is_empty():
-                continue
-            waits = [r for r in batch.reqs if r in self._names and not r.finished() and not ready(self._names[r])]
-            if waits:
-                keep = [i for i, r in enumerate(batch.reqs) if r not in waits and not r.finished()]
-                batch.filter_batch(keep_indices=keep)
-                self._held += [request for request in waits if request not in self._held]
-        if back:
-            self._held = [request for request in self._held if request not in back]
-            # Named for its first use upstream; it makes a decode batch of requests that have their KV already.
-            batch = scheduler._build_hisparse_decode_batch(back)
-            batch.multimodal_inputs = [request.multimodal_inputs for request in back]
-            if scheduler.running_batch.is_empty():
-                scheduler.running_batch = batch
-            else:
-                scheduler.running_batch.merge_batch(batch)
-        scheduler.running_batch.batch_is_full = False
-
     def _release(self, request: Any) -> None:
         from sglang.srt.managers.schedule_batch import FINISH_ABORT
         from sglang.srt.mem_cache.common import release_kv_cache
@@ -336,7 +253,7 @@ class Engine:
 
     # ---- what SGLang sends to its own front end
 
-    def send_output(self, output: Any, _: Any = None) -> None:
+    def send_output(self, output: Any, origin: Any = None) -> None:
         from sglang.srt.managers.io_struct import AbortReq
 
         if not isinstance(output, AbortReq) or output.finished_reason is None:
@@ -345,105 +262,3 @@ class Engine:
             if request.rid == output.rid:
                 del self._names[self._requests.pop(name)]
                 self._lost.append(name)
-
-
-def check_version() -> None:
-    """Raises `OmniError` where sglang is missing or is a version that this module was not written for."""
-    wanted = " or ".join(SUPPORTED)
-    try:
-        version = importlib.metadata.version("sglang")
-    except importlib.metadata.PackageNotFoundError:
-        raise OmniError(
-            f'engine "sglang" needs the package sglang {wanted}, which is not installed; engine "torch" needs none'
-        ) from None
-    if version not in SUPPORTED:
-        raise OmniError(f'engine "sglang" works with sglang {wanted}, but {version} is installed')
-
-
-_holder: Engine | None = None
-
-
-def _build(config: EngineConfig, engine: Engine) -> Any:
-    global _holder
-    check_version()
-    if _holder is not None:
-        raise OmniError(
-            'only one stage of a process can have engine "sglang"; give the other one a process of its own, or "torch"'
-        )
-    cpu_kernels.prepare(config.gpu_id is not None)
-    logging.getLogger("sglang").setLevel(logging.ERROR)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        scheduler = _scheduler(config)
-    scheduler.ipc_channels = dataclasses.replace(
-        scheduler.ipc_channels, send_to_detokenizer=engine, send_to_tokenizer=engine
-    )
-    scheduler.output_streamer.send_to_detokenizer = engine
-    _holder = engine
-    return scheduler
-
-
-def _scheduler(config: EngineConfig) -> Any:
-    from sglang.srt.managers.scheduler import Scheduler, publish
-    from sglang.srt.models.registry import ModelRegistry
-    from sglang.srt.server_args import PortArgs, ServerArgs
-
-    from omni_python.sglang_engine.decoder import OmniDecoder
-
-    ModelRegistry.models[OmniDecoder.__name__] = OmniDecoder
-    with tempfile.TemporaryDirectory(prefix="omni-sglang-") as directory:
-        # A group of one process needs no rendezvous over the network.
-        os.environ["SGLANG_DISTRIBUTED_INIT_METHOD_OVERRIDE"] = f"file://{directory}/rendezvous"
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-        model = Path(directory) / "model"
-        _model_directory(config, model)
-        arguments = ServerArgs(model_path=str(model), **_arguments(config))
-        channel = f"ipc://{directory}/channel"
-        ports = PortArgs(channel, channel, channel, 0, channel, channel, None, None)
-        publish(arguments, role="scheduler")
-        return Scheduler(arguments, ports, config.gpu_id or 0, 0, 0, 0, 0, 0, None)
-
-
-def _arguments(config: EngineConfig) -> dict[str, Any]:
-    gpu = config.gpu_id is not None
-    return {
-        "device": "cuda" if gpu else "cpu",
-        "dtype": str(config.dtype).removeprefix("torch."),
-        "attention_backend": "triton" if gpu else "torch_native",
-        "sampling_backend": "pytorch",
-        "grammar_backend": "none",
-        "skip_tokenizer_init": True,
-        "disable_overlap_schedule": True,
-        "disable_radix_cache": config.feedback,
-        "chunked_prefill_size": -1 if config.feedback else config.prefill_tokens,
-        "enable_mixed_chunk": not config.feedback,
-        "max_prefill_tokens": config.prefill_tokens,
-        "disable_prefill_cuda_graph": True,  # prompts come as embeddings
-        "max_total_tokens": config.kv_tokens,
-        "max_running_requests": config.max_running,
-        "cuda_graph_max_bs_decode": config.max_running,
-        "mem_fraction_static": 0.9,
-        "random_seed": 0,
-        "watchdog_timeout": 1e9,  # it would end this process
-        "log_level": "error",
-    }
-
-
-def _model_directory(config: EngineConfig, directory: Path) -> None:
-    """What SGLang reads as a model: the decoder's own config, and the checkpoint's weights by links."""
-    directory.mkdir()
-    extra = {
-        "architectures": ["OmniDecoder"],
-        "model_type": "qwen3_moe",
-        "dtype": str(config.dtype).removeprefix("torch."),
-        "eos_token_id": None,
-        "omni_weights": dict(config.weights),
-        "omni_deepstack": config.deepstack_layers,
-        "omni_tap": config.tap,
-        "omni_slots": config.kv_tokens + 64,
-        "omni_rows": config.max_running,
-        "omni_feedback": config.feedback,
-    }
-    (directory / "config.json").write_text(json.dumps({**config.text_config, **extra}), "utf-8")
-    for file in config.checkpoint.resolve().glob("*.safetensors*"):
-        (directory / file.name).symlink_to(file)
