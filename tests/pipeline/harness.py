@@ -72,9 +72,9 @@ class Pipeline:
     coordinator: Coordinator
     processes: dict[str, StageProcess]
 
-    def submit(self, **sampling: Any) -> tuple[str, Sink]:
+    def submit(self, deadline: float | None = None, **sampling: Any) -> tuple[str, Sink]:
         sink = Sink()
-        return self.coordinator.submit(request(**sampling), sink), sink
+        return self.coordinator.submit(request(**sampling), sink, deadline), sink
 
     def held(self) -> dict[str, int]:
         """Everything that is held anywhere, by name; only what is not zero."""

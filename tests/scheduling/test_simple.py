@@ -95,16 +95,10 @@ def test_streams_are_refused() -> None:
     scheduler.stop()
 
 
-def test_exactly_one_function_is_given() -> None:
-    with pytest.raises(ValueError, match="either compute or compute_batch"):
-        SimpleScheduler()
-    with pytest.raises(ValueError, match="either compute or compute_batch"):
-        SimpleScheduler(lambda payload: payload, compute_batch=lambda payloads: list(payloads))
-
-
 @pytest.mark.parametrize("how", ["abort", "stop"])
 def test_a_computation_that_polls_its_token_ends_early(how: str) -> None:
-    begun, rounds = threading.Event(), []
+    begun = threading.Event()
+    rounds: list[bool] = []
 
     def compute(payload: TextOutput, token: CancelToken) -> Payload:
         begun.set()

@@ -13,7 +13,7 @@ from omni_python.glue.metrics import MetricsWriter, Sample
 from omni_python.glue.recovery import ModelReloader
 from omni_python.glue.request import parse_request
 from omni_python.glue.response import TritonSink, send_error
-from omni_python.pipeline.build import pipeline_spec, relay_settings
+from omni_python.pipeline.build import limits, pipeline_spec, relay_settings
 from omni_python.pipeline.coordinator import Coordinator
 from omni_python.proto.errors import OmniError
 
@@ -27,7 +27,12 @@ class Orchestrator:
         spec = pipeline_spec(context.config)
         self._reloader = ModelReloader(spec.models, lambda process, why: self._coordinator.give_up(process, why))
         self._coordinator = Coordinator(
-            spec, context.directory, relay_settings(context.config), call_stage, self._reloader.recover
+            spec,
+            context.directory,
+            relay_settings(context.config),
+            call_stage,
+            self._reloader.recover,
+            limits(context.config),
         )
         self._reloader.start()
         self._coordinator.start()
@@ -38,12 +43,13 @@ class Orchestrator:
         for request in requests:
             sender = request.get_response_sender()
             try:
+                self._coordinator.check_room()
                 tensors = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
                 parsed = parse_request(tensors, json.loads(request.parameters() or "{}"))
                 sink = TritonSink(sender, parsed)
                 if parsed.request.stream:
                     sink.announce()
-                self._coordinator.submit(parsed.request, sink)
+                self._coordinator.submit(parsed.request, sink, parsed.timeout)
             except Exception as error:
                 if not isinstance(error, OmniError):
                     log.exception("a request could not be read")
@@ -59,6 +65,7 @@ class Orchestrator:
         held = coordinator.stats()
         return [
             Sample("omni_requests_in_flight", held["requests"]),
+            Sample("omni_requests_queued", held["queued"]),
             Sample("omni_relay_slots_in_use", held["relay_slots"], {"process": "orchestrator"}),
             *(Sample("omni_requests_total", n, {"state": state.value}) for state, n in coordinator.finished.items()),
         ]

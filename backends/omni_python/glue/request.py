@@ -27,6 +27,11 @@ from omni_python.proto.tensors import AUDIO_FORMATS, INPUTS
 MAX_TEXT_BYTES = 4 << 20
 """Of text in one request; far more than any context window, and refused before a tokenizer sees it."""
 
+SCHEMES = ("http", "https", "file")
+"""Of URLs that a pipeline's media policy may allow."""
+MAX_URL = 8192
+_ADDRESSES = tuple(f"{scheme}://".encode() for scheme in SCHEMES)
+
 _OWN_PARAMETERS = ("stream", "exclude_input_in_output", "voice")  # HTTP clients may send these beside the inputs
 
 
@@ -35,6 +40,8 @@ class ParsedRequest:
     request: OmniRequest
     audio_format: str
     """One of `AUDIO_FORMATS`: how the client wants speech."""
+    timeout: float | None = None
+    """Seconds that the request may take; None for the pipeline's own limit."""
 
 
 class _Data(msgspec.Struct, forbid_unknown_fields=True):
@@ -86,6 +93,7 @@ def parse_request(tensors: Mapping[str, np.ndarray], parameters: Mapping[str, An
     loose = {k: v for k, v in (parameters or {}).items() if not k.startswith(("triton_", "sequence_"))}
     own = {name: loose.pop(name) for name in _OWN_PARAMETERS if name in loose}
     sampling = {**loose, **inputs.json_object("sampling_parameters")}
+    timeout = _timeout(sampling.pop("timeout_ms", None))
     audio_format = inputs.string("audio_format") or AUDIO_FORMATS[0]
     if audio_format not in AUDIO_FORMATS:
         raise InvalidArgument(f"audio_format: {audio_format!r} is not one of {', '.join(AUDIO_FORMATS)}")
@@ -97,7 +105,16 @@ def parse_request(tensors: Mapping[str, np.ndarray], parameters: Mapping[str, An
         stream=inputs.flag("stream", _parameter(own, "stream", bool) or False),
         echo=not inputs.flag("exclude_input_in_output", _parameter(own, "exclude_input_in_output", bool) is not False),
     )
-    return ParsedRequest(request, audio_format)
+    return ParsedRequest(request, audio_format, timeout)
+
+
+def _timeout(milliseconds: Any) -> float | None:
+    """Triton's own `timeout` of a request never reaches a Python model, hence a parameter of this backend."""
+    if milliseconds is None:
+        return None
+    if isinstance(milliseconds, bool) or not isinstance(milliseconds, int | float) or not milliseconds > 0:
+        raise InvalidArgument(f"timeout_ms: must be a number of milliseconds above 0, not {milliseconds!r}")
+    return float(milliseconds) / 1000
 
 
 def _parameter(parameters: Mapping[str, Any], name: str, kind: type) -> Any:
@@ -180,24 +197,32 @@ def _part(part: Any, where: str) -> ContentPart:
         case _InputAudio(audio):
             return AudioPart(data=_base64(audio.data, f"{where}.input_audio.data"))
         case _AudioUrl(url):
-            return AudioPart(data=_url(url.url, f"{where}.audio_url.url"))
+            data, address = _url(url.url, f"{where}.audio_url.url")
+            return AudioPart(data=data, url=address)
         case _ImageUrl(url):
-            return ImagePart(_url(url.url, f"{where}.image_url.url"))
+            data, address = _url(url.url, f"{where}.image_url.url")
+            return ImagePart(data, address)
         case _VideoUrl(url):
-            return VideoPart(_url(url.url, f"{where}.video_url.url"))
+            data, address = _url(url.url, f"{where}.video_url.url")
+            return VideoPart(data=data, url=address)
     raise InvalidArgument(f"{where}: unknown part")
 
 
-def _url(url: str, where: str) -> np.ndarray:
-    head, comma, data = url.partition(",")
+def _url(url: str, where: str) -> tuple[np.ndarray, str]:
+    """A part's `data` and `url`. Whether the file may be got is for the stage that does it; here is the form alone."""
     if not url.startswith("data:"):
         scheme = url.partition(":")[0][:20]
-        raise Unsupported(
-            f"{where}: {scheme!r} URLs are not loaded by this server; send the file inline as a data: URL"
-        )
+        if scheme.lower() not in SCHEMES:
+            raise Unsupported(
+                f"{where}: {scheme!r} URLs are not loaded by any server; send the file inline as a data: URL"
+            )
+        if len(url) > MAX_URL:
+            raise InvalidArgument(f"{where}: the URL has {len(url)} characters; at most {MAX_URL} are accepted")
+        return np.empty(0, np.uint8), url
+    head, comma, data = url.partition(",")
     if not comma or not head.endswith(";base64"):
         raise InvalidArgument(f"{where}: a data: URL must look like data:<type>;base64,<data>")
-    return _base64(data, where)
+    return _base64(data, where), "data:"
 
 
 def _base64(data: str, where: str) -> np.ndarray:
@@ -210,6 +235,8 @@ def _base64(data: str, where: str) -> np.ndarray:
 def _file(where: str, data: bytes) -> np.ndarray:
     if not data:
         raise InvalidArgument(f"{where}: the file is empty")
+    if data.startswith(_ADDRESSES) and len(data) <= MAX_URL:
+        raise InvalidArgument(f"{where}: holds the content of files, not addresses; put a URL into messages")
     return np.frombuffer(data, np.uint8)
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import queue
 import threading
+import time
+from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
@@ -14,13 +16,19 @@ from omni_python.proto.payload import Payload
 STOP_TIMEOUT = 5.0
 """Seconds to wait for a thread that is still sending when the server stops."""
 
+MAX_THREADS = 24
+"""At most, however many clients do not read: Triton's stub sends on 32 threads of its own."""
+
+RELIEF = 0.2
+"""Seconds without anything sent, while something waits, after which another thread is added."""
+
 log = logging.getLogger(__name__)
 
 
 class ResponseSink(Protocol):
     """Where a request's answer goes: chunks and terminal stages' results as they come, then once `finish` or `fail`.
 
-    All but `is_cancelled` are called on one thread, in order.
+    All but `is_cancelled` are called on one thread at a time, in order.
     """
 
     def chunk(self, payload: Payload) -> None: ...
@@ -31,41 +39,73 @@ class ResponseSink(Protocol):
 
 
 class AnswerThreads:
-    """A request stays with one thread, which keeps its order."""
+    """In order within a request, in turns between requests; a request has one thread at most at a time.
+
+    `relieve`, called now and then, adds a thread where all are held up.
+    """
 
     def __init__(self, count: int) -> None:
-        self._queues: list[queue.SimpleQueue[Callable[[], None] | None]] = [queue.SimpleQueue() for _ in range(count)]
-        self._threads = [
-            threading.Thread(target=self._run, args=(answers,), name="omni-send", daemon=True)
-            for answers in self._queues
-        ]
+        self._count = count
+        self._turns: queue.SimpleQueue[str | None] = queue.SimpleQueue()  # each request with something to send, once
+        self._backlogs: dict[str, deque[Callable[[], None]]] = {}
+        self._lock = threading.Lock()
+        self._threads: list[threading.Thread] = []
+        self._sent = 0
+        self._seen = (0, 0.0)  # how many were sent, and when that was first seen
 
     def start(self) -> None:
-        for thread in self._threads:
-            thread.start()
+        for _ in range(self._count):
+            self._add_thread()
 
     def stop(self) -> None:
         """Send what is queued, then end."""
-        for answers in self._queues:
-            answers.put(None)
+        for _ in self._threads:
+            self._turns.put(None)
         for thread in self._threads:
             thread.join(STOP_TIMEOUT)
 
     def put(self, request_id: str, send: Callable[[], None]) -> None:
-        self._queues[hash(request_id) % len(self._queues)].put(send)
+        with self._lock:
+            backlog = self._backlogs.get(request_id)
+            if backlog is None:
+                self._backlogs[request_id] = deque((send,))
+                self._turns.put(request_id)
+            else:
+                backlog.append(send)
 
-    def _run(self, answers: queue.SimpleQueue[Callable[[], None] | None]) -> None:
-        while self._send_next(answers):
+    def relieve(self) -> None:
+        now = time.monotonic()
+        if self._sent != self._seen[0] or self._turns.empty():
+            self._seen = (self._sent, now)
+        elif now - self._seen[1] > RELIEF and len(self._threads) < MAX_THREADS:
+            self._seen = (self._sent, now)
+            log.warning("all %d sending threads are held up by clients that do not read; one more", len(self._threads))
+            self._add_thread()
+
+    def _add_thread(self) -> None:
+        thread = threading.Thread(target=self._run, name="omni-send", daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def _run(self) -> None:
+        while self._send_next():
             pass
 
-    @staticmethod
-    def _send_next(answers: queue.SimpleQueue[Callable[[], None] | None]) -> bool:
+    def _send_next(self) -> bool:
         """A call of its own, so that no payload (and no relay slot) is held while waiting for the next."""
-        send = answers.get()
-        if send is None:
+        request_id = self._turns.get()
+        if request_id is None:
             return False
+        with self._lock:
+            send = self._backlogs[request_id].popleft()
         try:
             send()
         except Exception:
             log.exception("a response could not be sent")
+        with self._lock:
+            self._sent += 1
+            if self._backlogs[request_id]:
+                self._turns.put(request_id)
+            else:
+                del self._backlogs[request_id]
         return True

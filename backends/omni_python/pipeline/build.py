@@ -9,7 +9,7 @@ from omni_python.config.resolve import apply_env_defaults, factory_kwargs, resol
 from omni_python.config.schema import PipelineConfig, RelayConfig, StageConfig
 from omni_python.config.topology import Topology, resolve_topology
 from omni_python.pipeline.gpu_share import take_gpu_share
-from omni_python.pipeline.spec import PipelineSpec
+from omni_python.pipeline.spec import Limits, PipelineSpec
 from omni_python.pipeline.stage import StageSpec
 from omni_python.proto.errors import OmniError
 from omni_python.relay.base import RelaySettings
@@ -28,6 +28,12 @@ def pipeline_spec(config: PipelineConfig) -> PipelineSpec:
         feeders={terminal: _feeders(topology, terminal) for terminal in topology.terminal_stages},
         terminal_stages_fn=_function(config.terminal_stages_fn, "terminal_stages_fn"),
     )
+
+
+def limits(config: PipelineConfig) -> Limits:
+    """The coordinator's bounds."""
+    given = config.limits
+    return Limits(given.max_in_flight, given.max_queued, given.deadline_s, given.grace_s, given.silence_s)
 
 
 def _feeders(topology: Topology, stage: str) -> frozenset[str]:

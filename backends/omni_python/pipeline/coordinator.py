@@ -7,23 +7,26 @@ import itertools
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from omni_python.control.deaths import DeathWatch
 from omni_python.control.directory import leave_directory, remove_leftovers
+from omni_python.control.liveness import PERIOD, LifeSign, remove_life_sign, write_life_sign
+from omni_python.pipeline.admission import Admission
 from omni_python.pipeline.answers import AnswerThreads, ResponseSink
 from omni_python.pipeline.endpoint import Endpoint
 from omni_python.pipeline.registry import Registry
 from omni_python.pipeline.spec import Limits, PipelineSpec
 from omni_python.pipeline.stage_process import coordinator_address
 from omni_python.pipeline.submission import SubmitThreads
-from omni_python.proto.errors import Cancelled, DeadlineExceeded, OmniError, Unavailable
+from omni_python.proto.errors import Cancelled, DeadlineExceeded, InvalidArgument, OmniError, Unavailable, Unsupported
 from omni_python.proto.messages import (
     AbortMessage,
     CompleteMessage,
     ControlMessage,
+    DrainMessage,
     Envelope,
     GoodbyeMessage,
     LeaveMessage,
@@ -42,6 +45,12 @@ from omni_python.relay.base import RelaySettings
 
 CANCEL_POLL = 0.02
 """Seconds between looks at whether clients are still there (one look costs Triton about 30 us a request)."""
+
+REPORT_TIME = 0.1
+"""Seconds past a deadline in which a stage may tell that it has dropped the request, before the coordinator ends it."""
+
+_WHOLE_REQUEST = (InvalidArgument, Unsupported, DeadlineExceeded)
+"""Errors that are about the request and not about what failed: no part of the answer is wanted then."""
 
 log = logging.getLogger(__name__)
 
@@ -62,8 +71,11 @@ class _Request:
     processes: frozenset[str]
     deadline: float
     payload: OmniRequest | None
+    stream: bool
     state: RequestState = RequestState.PENDING
     completed: set[str] = field(default_factory=set)
+    failed: set[str] = field(default_factory=set)
+    error: OmniError | None = None  # what the failed terminals failed with
 
 
 class Coordinator:
@@ -94,6 +106,9 @@ class Coordinator:
         self._registry = Registry(self._endpoint.epoch, spec.stages)
         self._deaths = DeathWatch()
         self._requests: dict[str, _Request] = {}
+        self._admission: Admission[_Request] = Admission(self.limits.max_in_flight, self.limits.max_queued)
+        self._draining = False
+        self._next_sign = 0.0
         self._heard: dict[int, float] = {}  # epoch -> when it last registered
         self._leaving: dict[int, Peer] = {}  # epoch -> a process whose model is being unloaded
         self._departed: set[int] = set()  # epochs of processes that were told goodbye
@@ -120,33 +135,44 @@ class Coordinator:
         self._submissions.stop()
         self._answers.stop()
         self._endpoint.stop()
+        remove_life_sign(self._directory, self.spec.name)
         leave_directory(self._directory)
 
     def stats(self) -> dict[str, int]:
         """What is held now; all zero when no request is left."""
-        return {"requests": len(self._requests), "relay_slots": self._carrier.slots_in_use}
+        queued = self._admission.waiting
+        return {"requests": len(self._requests), "queued": queued, "relay_slots": self._carrier.slots_in_use}
+
+    def check_room(self) -> None:
+        """Raises `Unavailable` where `submit` would: before work is put into a request that cannot be taken."""
+        self._admission.check()
 
     def submit(self, request: OmniRequest, sink: ResponseSink, deadline: float | None = None) -> str:
-        """Admit a request and return its id at once; everything else reaches `sink`.
+        """Admit a request, with `deadline` seconds for it, and return its id at once; all else reaches `sink`.
 
-        Raises `Unavailable` when too many are in flight.
+        Raises `Unavailable` when too many are in flight and waiting, or the server is to stop.
         """
         seconds = self.limits.deadline if deadline is None else min(deadline, self.limits.deadline)
         terminals = self.spec.active_terminals(request)
+        request_id = f"{self._endpoint.epoch:x}-{next(self._numbers)}"
+        processes = self.spec.needed_processes(terminals)
+        record = _Request(request_id, sink, terminals, processes, time.monotonic() + seconds, request, request.stream)
         with self._lock:
-            if len(self._requests) >= self.limits.max_in_flight:
-                raise Unavailable(
-                    f"{len(self._requests)} requests are in flight, which is this pipeline's limit; try again later"
-                )
-            request_id = f"{self._endpoint.epoch:x}-{next(self._numbers)}"
-            processes = self.spec.needed_processes(terminals)
-            record = _Request(request_id, sink, terminals, processes, time.monotonic() + seconds, request)
+            starts = self._admission.admit(request_id, record)
             was_idle = not self._requests
             self._requests[request_id] = record
         if was_idle:
             self._deaths.wake()  # the watcher sleeps longer while there is nobody to watch for
-        self._submissions.put(record)
+        if starts:
+            self._submissions.put(record)
         return request_id
+
+    def drain(self) -> None:
+        """Admit nothing more: the server is to be stopped once what is in flight has ended."""
+        with self._lock:
+            self._admission.close("the server is shutting down; try again later or elsewhere")
+            self._draining = True
+        self._deaths.wake()
 
     def abort(self, request_id: str, error: OmniError | None = None) -> None:
         """End a request early, in every stage. Unknown and finished ones are left alone."""
@@ -185,7 +211,8 @@ class Coordinator:
         if entry is None:
             raise Unavailable(f"stage {self.spec.entry_stage} is not there")
         envelope = self._carrier.pack(payload, [entry.epoch], request.id)
-        message = SubmitMessage(self._endpoint.epoch, request.id, self.spec.entry_stage, envelope)
+        remaining = request.deadline - time.monotonic()
+        message = SubmitMessage(self._endpoint.epoch, request.id, self.spec.entry_stage, envelope, remaining)
         try:
             reply: SubmitReply = decode_reply(self._bls(self._entry_model, encode_message(message)))
         except Exception as error:
@@ -213,6 +240,8 @@ class Coordinator:
                 self._on_register(message)
             case LeaveMessage():
                 self._on_leave(message.epoch)
+            case DrainMessage():
+                self.drain()
             case _:
                 log.warning("the coordinator got a %s", type(message).__name__)
 
@@ -226,18 +255,40 @@ class Coordinator:
         request = self._requests.get(message.request_id)
         if message.error is not None:
             if request is not None:
-                self._end(request, RequestState.FAILED, message.error.exception())
+                self._fail_part(request, {message.source}, message.error.exception())
             return
         payload = self._payload(request, message.epoch, message.payload)
         if request is None or payload is None:
+            return
+        if message.source in request.failed:
             return
         if message.source not in request.terminals:
             self._end(request, RequestState.FAILED, OmniError(f"unexpected result from stage {message.source}"))
             return
         request.completed.add(message.source)
         self._answers.put(request.id, lambda: request.sink.result(message.source, payload))
-        if request.completed == request.terminals:
-            self._end(request, RequestState.COMPLETED)
+        self._end_if_complete(request)
+
+    def _end_if_complete(self, request: _Request) -> None:
+        if request.completed | request.failed == request.terminals:
+            self._end(request, RequestState.FAILED if request.failed else RequestState.COMPLETED, request.error)
+
+    def _fail_part(self, request: _Request, stages: Collection[str], error: OmniError) -> None:
+        """Stages failed a request. Streamed answers that do not depend on them go on to their end, and the request
+        fails after that; it fails at once where none is left, or where nothing can be sent before the end anyway."""
+        lost = (self.spec.fed_by(stages) & request.terminals) - request.completed - request.failed
+        left = request.terminals - request.completed - request.failed - lost
+        if not request.stream or isinstance(error, _WHOLE_REQUEST) or (left and not lost and not request.failed):
+            self._end(request, RequestState.FAILED, error)
+            return
+        if not lost:
+            return
+        request.failed |= lost
+        request.error = request.error or error
+        if left:
+            log.warning("request %s goes on without %s: %s", request.id, ", ".join(sorted(lost)), error)
+            self._broadcast(AbortMessage(self._endpoint.epoch, request.id, self.spec.unneeded(left)))
+        self._end_if_complete(request)
 
     def _payload(self, request: _Request | None, epoch: int, envelope: Envelope | None) -> Payload | None:
         if request is None or envelope is None:
@@ -307,6 +358,8 @@ class Coordinator:
                 next_check = time.monotonic() + CANCEL_POLL
                 self._check_requests()
                 self._check_heartbeats()
+                self._show_life()
+                self._answers.relieve()
 
     def _check_heartbeats(self) -> None:
         """A process that has not registered for long is stuck: it is killed, and then recovered like any dead one."""
@@ -322,8 +375,24 @@ class Coordinator:
         for request in list(self._requests.values()):
             if request.sink.is_cancelled():
                 self._end(request, RequestState.ABORTED, Cancelled("the client cancelled the request"))
-            elif now > request.deadline:
-                self._end(request, RequestState.FAILED, DeadlineExceeded("the request's time is up"))
+            elif now > request.deadline and request.state is RequestState.PENDING:
+                error = DeadlineExceeded("deadline exceeded before a stage took the request")
+                self._end(request, RequestState.FAILED, error)
+            elif now > request.deadline + REPORT_TIME:
+                waiting = ", ".join(sorted(request.terminals - request.completed - request.failed))
+                error = DeadlineExceeded(f"deadline exceeded while waiting for stage {waiting}")
+                self._end(request, RequestState.FAILED, error)
+
+    def _show_life(self) -> None:
+        now = time.monotonic()
+        if now < self._next_sign and not self._draining:
+            return
+        self._next_sign = now + PERIOD
+        try:
+            sign = LifeSign(self._endpoint.pid, len(self._requests), self._draining)
+            write_life_sign(self._directory, self.spec.name, sign)
+        except OSError as error:
+            log.warning("no sign of life could be left: %s", error)
 
     def _lose(self, peer: Peer, what: str) -> None:
         """A stage process is gone, and with it whatever part of the running requests it held."""
@@ -338,7 +407,7 @@ class Coordinator:
         for request in list(self._requests.values()):
             handed_over = request.payload is None  # those that still wait may find the process restored
             if handed_over and peer.process in request.processes:
-                self._end(request, RequestState.FAILED, Unavailable(f"process {peer.process} (stages {stages}) {what}"))
+                self._fail_part(request, peer.stages, Unavailable(f"process {peer.process} (stages {stages}) {what}"))
 
     # -- the end of a request
 
@@ -349,6 +418,9 @@ class Coordinator:
                 return
             request.state = state
             self.finished[state] += 1
+            starting = list(self._admission.release(request.id))
+        for following in starting:
+            self._submissions.put(following)
         self._carrier.cleanup(request.id)
         if error is None:
             self._answers.put(request.id, request.sink.finish)

@@ -35,6 +35,15 @@ class PipelineSpec:
             raise OmniError(f"terminal_stages_fn returned {sorted(active)}; it must choose from {list(self.feeders)}")
         return active
 
+    def fed_by(self, stages: Collection[str]) -> frozenset[str]:
+        """The terminal stages whose results depend on one of these stages."""
+        return frozenset(terminal for terminal, feeders in self.feeders.items() if feeders.intersection(stages))
+
+    def unneeded(self, terminals: Collection[str]) -> tuple[str, ...]:
+        """The stages that none of these terminal stages depends on."""
+        needed = frozenset().union(*(self.feeders[terminal] for terminal in terminals))
+        return tuple(stage for stages in self.stages.values() for stage in stages if stage not in needed)
+
     def needed_processes(self, terminals: Collection[str]) -> frozenset[str]:
         """The processes that a request with these terminals may touch."""
         needed = frozenset().union(*(self.feeders[terminal] for terminal in terminals))
@@ -43,11 +52,13 @@ class PipelineSpec:
 
 @dataclass(frozen=True)
 class Limits:
-    """Admission and time: `max_in_flight` requests at once, `deadline` seconds for each, `grace` seconds to wait for
+    """Admission and time: `max_in_flight` requests are worked on at once and `max_queued` more wait for their turn;
+    `deadline` seconds are for each of them, waiting included, unless it asks for less. `grace` seconds to wait for
     stage processes that are not there (yet, or again), and `silence` seconds without a heartbeat after which a process
     counts as stuck and is killed."""
 
     max_in_flight: int = 256
+    max_queued: int = 256
     deadline: float = 600.0
     grace: float = 10.0
     silence: float = 15.0

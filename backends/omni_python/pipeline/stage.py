@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
+import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
+from omni_python.pipeline.deadlines import DeadlineWatch
 from omni_python.pipeline.fan_in import FanIn, MergeFn, WaitForFn
 from omni_python.pipeline.recent import RecentIds
-from omni_python.proto.errors import OmniError
+from omni_python.proto.errors import DeadlineExceeded, OmniError, Unavailable
 from omni_python.proto.payload import Payload
 from omni_python.proto.work import IncomingMessage, OutgoingMessage
 from omni_python.scheduling.base import Scheduler
@@ -59,11 +63,16 @@ def _subset(
 
 
 class StageOutlet(Protocol):
-    """How a stage's outputs leave its process, or reach a neighbour inside it."""
+    """How a stage's outputs leave its process, or reach a neighbour inside it. A request's deadline goes with it.
 
-    def send_payload(self, source: str, target: str, request_id: str, payload: Payload) -> None: ...
-    def send_chunk(self, source: str, target: str, request_id: str, chunk_id: int, payload: Payload) -> None: ...
-    def send_stream_done(self, source: str, target: str, request_id: str, chunks: int) -> None: ...
+    Raises `Unavailable` where the target is not there.
+    """
+
+    def send_payload(self, source: str, target: str, request_id: str, payload: Payload, deadline: float) -> None: ...
+    def send_chunk(
+        self, source: str, target: str, request_id: str, chunk_id: int, payload: Payload, deadline: float
+    ) -> None: ...
+    def send_stream_done(self, source: str, target: str, request_id: str, chunks: int, deadline: float) -> None: ...
     def send_to_client(self, source: str, request_id: str, payload: Payload) -> None: ...
     def send_result(self, source: str, request_id: str, payload: Payload) -> None: ...
     def send_failure(self, source: str, request_id: str, error: BaseException) -> None: ...
@@ -74,20 +83,25 @@ class Stage:
 
     A request is over for the stage once its result was routed, it failed, or it was aborted. What still comes for
     it then (a neighbour was faster than the news) is dropped.
+
+    A target that is not there fails in its own name, and this stage goes on: what others make of its output may still
+    be wanted, and the coordinator tells if it is not. Deadlines are seconds of `time.monotonic()`.
     """
 
-    def __init__(self, spec: StageSpec, scheduler: Scheduler, outlet: StageOutlet) -> None:
+    def __init__(self, spec: StageSpec, scheduler: Scheduler, outlet: StageOutlet, deadlines: DeadlineWatch) -> None:
         self.spec = spec
         self.scheduler = scheduler
         self.accepted = 0
         """Requests that ever reached the scheduler."""
         self._outlet = outlet
+        self._deadlines = deadlines
         self._fan_in = (
             FanIn(spec.wait_for, spec.merge_fn, spec.wait_for_fn) if spec.wait_for and spec.merge_fn else None
         )
         self._lock = threading.Lock()
         self._over = RecentIds()
-        self._open: set[str] = set()
+        self._open: dict[str, float] = {}  # request -> deadline
+        self._lost: dict[str, set[str]] = defaultdict(set)  # request -> targets that are not there
         self._chunks_in: dict[str, dict[str, int]] = defaultdict(
             lambda: defaultdict(int)
         )  # request -> source -> next id
@@ -111,20 +125,22 @@ class Stage:
 
     # -- inputs
 
-    def on_payload(self, request_id: str, source: str, payload: Payload) -> None:
+    def on_payload(self, request_id: str, source: str, payload: Payload, deadline: float = math.inf) -> None:
         try:
             with self._lock:
-                if not self._admit(request_id):
+                if not self._admit(request_id, deadline):
                     return
                 ready = self._fan_in.add(request_id, source, payload) if self._fan_in is not None else payload
-            if ready is not None:
+            if ready is not None and not self._is_overdue(request_id, deadline):
                 self.scheduler.inbox.put(IncomingMessage(request_id, "new_request", ready))
         except Exception as error:
             self.fail(request_id, error)
 
-    def on_chunk(self, request_id: str, source: str, chunk_id: int, payload: Payload) -> None:
+    def on_chunk(
+        self, request_id: str, source: str, chunk_id: int, payload: Payload, deadline: float = math.inf
+    ) -> None:
         with self._lock:
-            if not self._admit(request_id):
+            if not self._admit(request_id, deadline):
                 return
             due = self._chunks_in[request_id][source]
             self._chunks_in[request_id][source] = due + 1
@@ -133,9 +149,9 @@ class Stage:
             return
         self.scheduler.inbox.put(IncomingMessage(request_id, "stream_chunk", payload))
 
-    def on_stream_done(self, request_id: str, source: str, chunks: int) -> None:
+    def on_stream_done(self, request_id: str, source: str, chunks: int, deadline: float = math.inf) -> None:
         with self._lock:
-            if not self._admit(request_id):
+            if not self._admit(request_id, deadline):
                 return
             arrived = self._chunks_in[request_id][source]
         if chunks != arrived:
@@ -159,6 +175,10 @@ class Stage:
             log.error("stage %s failed request %s", self.spec.name, request_id, exc_info=error)
         self._outlet.send_failure(self.spec.name, request_id, error)
 
+    def expire(self, request_id: str) -> None:
+        """The request's time is up."""
+        self.fail(request_id, DeadlineExceeded(f"deadline exceeded in stage {self.spec.name}"))
+
     def is_over(self, request_id: str) -> bool:
         return request_id in self._over
 
@@ -166,13 +186,21 @@ class Stage:
         with self._lock:
             return list(self._open)
 
-    def _admit(self, request_id: str) -> bool:
+    def _is_overdue(self, request_id: str, deadline: float) -> bool:
+        """The watch tells too, but it may come after the scheduler has begun."""
+        if deadline > time.monotonic():
+            return False
+        self.expire(request_id)
+        return True
+
+    def _admit(self, request_id: str, deadline: float) -> bool:
         """Whether input of this request is still wanted. Called with the lock held."""
         if request_id in self._over:
             return False
         if request_id not in self._open:
-            self._open.add(request_id)
+            self._open[request_id] = deadline
             self.accepted += 1
+            self._deadlines.add(self.spec.name, request_id, deadline)
         return True
 
     def _close(self, request_id: str) -> bool:
@@ -181,12 +209,14 @@ class Stage:
             if request_id in self._over:
                 return False
             self._over.add(request_id)
-            self._open.discard(request_id)
+            self._open.pop(request_id, None)
+            self._lost.pop(request_id, None)
             self._chunks_in.pop(request_id, None)
             self._chunks_out.pop(request_id, None)
             if self._fan_in is not None:
                 self._fan_in.discard(request_id)
-            return True
+        self._deadlines.discard(self.spec.name, request_id)
+        return True
 
     # -- outputs
 
@@ -229,21 +259,38 @@ class Stage:
                 return
             chunk_id = self._chunks_out[request_id][target]
             self._chunks_out[request_id][target] = chunk_id + 1
-        self._outlet.send_chunk(name, target, request_id, chunk_id, payload)
+        self._send(target, request_id, partial(self._outlet.send_chunk, name, target, request_id, chunk_id, payload))
 
     def _route_result(self, request_id: str, output: Payload) -> None:
-        spec = self.spec
+        spec, outlet = self.spec, self._outlet
         if spec.terminal:
             if self._close(request_id):
-                self._outlet.send_result(spec.name, request_id, output)
+                outlet.send_result(spec.name, request_id, output)
             return
         done_targets = spec.stream_done_targets(request_id, output)
         targets = spec.targets(request_id, output)
         with self._lock:
             sent = dict(self._chunks_out.get(request_id, ()))
         for target in done_targets:
-            self._outlet.send_stream_done(spec.name, target, request_id, sent.get(target, 0))
+            send_done = partial(outlet.send_stream_done, spec.name, target, request_id, sent.get(target, 0))
+            self._send(target, request_id, send_done)
         for target in targets:
             project = spec.project.get(target)
-            self._outlet.send_payload(spec.name, target, request_id, project(output) if project else output)
+            part = project(output) if project else output
+            self._send(target, request_id, partial(outlet.send_payload, spec.name, target, request_id, part))
         self._close(request_id)
+
+    def _send(self, target: str, request_id: str, send: Callable[[float], None]) -> None:
+        """`send(deadline)`, unless the target was lost before."""
+        with self._lock:
+            deadline = self._open.get(request_id)
+            if deadline is None or target in self._lost.get(request_id, ()):
+                return
+        try:
+            send(deadline)
+        except Unavailable as error:
+            with self._lock:
+                if request_id not in self._open:
+                    return
+                self._lost[request_id].add(target)
+            self._outlet.send_failure(target, request_id, error)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from omni_python.control.deaths import DeathWatch
 from omni_python.control.directory import leave_directory, socket_address
+from omni_python.pipeline.deadlines import DeadlineWatch
 from omni_python.pipeline.endpoint import Endpoint
 from omni_python.pipeline.stage import Stage, StageSpec
 from omni_python.proto.errors import OmniError, Unavailable
@@ -65,7 +66,8 @@ class StageProcess:
         host: str | None = None,
     ) -> None:
         self.process = process
-        self.stages = {spec.name: Stage(spec, scheduler, self) for spec, scheduler in stages}
+        self._deadlines = DeadlineWatch(lambda stage, request_id: self.stages[stage].expire(request_id))
+        self.stages = {spec.name: Stage(spec, scheduler, self, self._deadlines) for spec, scheduler in stages}
         self._directory = directory
         self._endpoint = Endpoint(directory, self._on_message, relay, host=host)
         self._carrier = self._endpoint.carrier
@@ -93,6 +95,7 @@ class StageProcess:
     def start(self) -> None:
         for stage in self.stages.values():
             stage.start()
+        self._deadlines.start()
         self._endpoint.start()
         self._registration.start()
 
@@ -113,6 +116,7 @@ class StageProcess:
     def stop(self) -> None:
         self._deaths.close()
         self._registration.join()
+        self._deadlines.stop()
         for stage in self.stages.values():
             stage.stop()
         self._endpoint.stop()
@@ -128,33 +132,30 @@ class StageProcess:
             payload = self._carrier.unpack(message.epoch, message.payload)
         except OmniError as failure:
             return SubmitReply(self._endpoint.epoch, WireError.of(failure))
-        stage.on_payload(message.request_id, CLIENT, payload)
+        stage.on_payload(message.request_id, CLIENT, payload, time.monotonic() + message.remaining)
         return SubmitReply(self._endpoint.epoch)
 
     # -- StageOutlet
 
-    def send_payload(self, source: str, target: str, request_id: str, payload: Payload) -> None:
+    def send_payload(self, source: str, target: str, request_id: str, payload: Payload, deadline: float) -> None:
         if local := self.stages.get(target):
-            local.on_payload(request_id, source, payload)
+            local.on_payload(request_id, source, payload, deadline)
             return
-        peer = self._peer(target)
-        envelope = self._carrier.pack(payload, [peer.epoch], request_id)
-        self._send_data(peer, DataReadyMessage(self._endpoint.epoch, request_id, source, target, envelope))
+        self._send_data(source, target, request_id, payload, deadline)
 
-    def send_chunk(self, source: str, target: str, request_id: str, chunk_id: int, payload: Payload) -> None:
+    def send_chunk(
+        self, source: str, target: str, request_id: str, chunk_id: int, payload: Payload, deadline: float
+    ) -> None:
         if local := self.stages.get(target):
-            local.on_chunk(request_id, source, chunk_id, payload)
+            local.on_chunk(request_id, source, chunk_id, payload, deadline)
             return
-        peer = self._peer(target)
-        envelope = self._carrier.pack(payload, [peer.epoch], request_id)
-        self._send_data(peer, DataReadyMessage(self._endpoint.epoch, request_id, source, target, envelope, chunk_id))
+        self._send_data(source, target, request_id, payload, deadline, chunk_id)
 
-    def send_stream_done(self, source: str, target: str, request_id: str, chunks: int) -> None:
+    def send_stream_done(self, source: str, target: str, request_id: str, chunks: int, deadline: float) -> None:
         if local := self.stages.get(target):
-            local.on_stream_done(request_id, source, chunks)
+            local.on_stream_done(request_id, source, chunks, deadline)
             return
-        message = DataReadyMessage(self._endpoint.epoch, request_id, source, target, None, chunks, is_done=True)
-        self._send_data(self._peer(target), message)
+        self._send_data(source, target, request_id, None, deadline, chunks, is_done=True)
 
     def send_to_client(self, source: str, request_id: str, payload: Payload) -> None:
         envelope = self._carrier.pack(payload, [self._view[0]], request_id)
@@ -178,12 +179,33 @@ class StageProcess:
             self._carrier.take_back(message.payload, [self._view[0]])
             raise
 
-    def _send_data(self, peer: Peer, message: DataReadyMessage) -> None:
+    def _send_data(
+        self,
+        source: str,
+        target: str,
+        request_id: str,
+        payload: Payload | None,
+        deadline: float,
+        chunk_id: int = -1,
+        is_done: bool = False,
+    ) -> None:
+        peer = self._peer(target)
+        envelope = None if payload is None else self._carrier.pack(payload, [peer.epoch], request_id)
+        message = DataReadyMessage(
+            self._endpoint.epoch,
+            request_id,
+            source,
+            target,
+            envelope,
+            chunk_id,
+            is_done,
+            deadline - time.monotonic(),
+        )
         try:
             self._endpoint.send(peer.epoch, message)
         except Unavailable as error:
-            self._carrier.take_back(message.payload, [peer.epoch])
-            raise Unavailable(f"stage {message.target} is not there: {error}") from None
+            self._carrier.take_back(envelope, [peer.epoch])
+            raise Unavailable(f"stage {target} is not there: {error}") from None
 
     def _peer(self, stage: str) -> Peer:
         try:
@@ -198,9 +220,7 @@ class StageProcess:
             case DataReadyMessage():
                 self._on_data(message)
             case AbortMessage():
-                self._carrier.cleanup(message.request_id)
-                for stage in self.stages.values():
-                    stage.abort(message.request_id)
+                self._abort(message)
             case PeersMessage():
                 self._on_peers(message)
             case GoodbyeMessage():
@@ -208,13 +228,21 @@ class StageProcess:
             case _:
                 log.warning("a stage process got a %s", type(message).__name__)
 
+    def _abort(self, message: AbortMessage) -> None:
+        if not message.stages:
+            self._carrier.cleanup(message.request_id)
+        for name, stage in self.stages.items():
+            if not message.stages or name in message.stages:
+                stage.abort(message.request_id)
+
     def _on_data(self, message: DataReadyMessage) -> None:
         stage = self.stages.get(message.target)
         if stage is None or message.epoch in self._dead or stage.is_over(message.request_id):
             self._carrier.decline(message.epoch, message.payload)
             return
+        deadline = time.monotonic() + message.remaining
         if message.is_done:
-            stage.on_stream_done(message.request_id, message.source, message.chunk_id)
+            stage.on_stream_done(message.request_id, message.source, message.chunk_id, deadline)
             return
         if message.payload is None:
             log.warning("dropped a payload message without a payload from %s", message.source)
@@ -225,9 +253,9 @@ class StageProcess:
             stage.fail(message.request_id, error)
             return
         if message.chunk_id < 0:
-            stage.on_payload(message.request_id, message.source, payload)
+            stage.on_payload(message.request_id, message.source, payload, deadline)
         else:
-            stage.on_chunk(message.request_id, message.source, message.chunk_id, payload)
+            stage.on_chunk(message.request_id, message.source, message.chunk_id, payload, deadline)
 
     def _on_peers(self, message: PeersMessage) -> None:
         if message.epoch != self._view[0]:

@@ -6,6 +6,7 @@ Fields are encoded by position: append only, with defaults.
 
 from __future__ import annotations
 
+import math
 import secrets
 
 import msgspec
@@ -64,11 +65,12 @@ class _Message(msgspec.Struct, array_like=True, frozen=True, tag=True, gc=False)
 
 
 class SubmitMessage(_Message, frozen=True):
-    """Coordinator to the entry stage's model, by BLS: start this request."""
+    """Coordinator to the entry stage's model, by BLS: start this request, which has `remaining` seconds left."""
 
     request_id: str
     stage: str
     payload: Envelope
+    remaining: float = math.inf
 
 
 class SubmitReply(msgspec.Struct, array_like=True, frozen=True):
@@ -80,7 +82,8 @@ class SubmitReply(msgspec.Struct, array_like=True, frozen=True):
 
 class DataReadyMessage(_Message, frozen=True):
     """Stage to stage: a payload, a stream chunk (`chunk_id` >= 0, counted per edge and request), or the end of the
-    stream (`is_done`, no payload; `chunk_id` is then the number of chunks sent)."""
+    stream (`is_done`, no payload; `chunk_id` is then the number of chunks sent). The request has `remaining` seconds
+    left: a duration, since hosts do not share a clock."""
 
     request_id: str
     source: str
@@ -88,6 +91,7 @@ class DataReadyMessage(_Message, frozen=True):
     payload: Envelope | None = None
     chunk_id: int = -1
     is_done: bool = False
+    remaining: float = math.inf
 
 
 class StreamMessage(_Message, frozen=True):
@@ -108,9 +112,11 @@ class CompleteMessage(_Message, frozen=True):
 
 
 class AbortMessage(_Message, frozen=True):
-    """Coordinator to every stage process: drop this request. Repeating it does no harm."""
+    """Coordinator to every stage process: drop this request, in `stages` alone where there are any. Repeating it does no
+    harm."""
 
     request_id: str
+    stages: tuple[str, ...] = ()
 
 
 class CreditMessage(_Message, frozen=True):
@@ -134,6 +140,10 @@ class RegisterMessage(_Message, frozen=True):
 class LeaveMessage(_Message, frozen=True):
     """Stage process to coordinator: my model is being unloaded. The coordinator sends it nothing new, and a
     `GoodbyeMessage` once nothing that it needs to compute is left."""
+
+
+class DrainMessage(_Message, frozen=True):
+    """Supervisor to coordinator: admit nothing more; the server is to be stopped."""
 
 
 class GoodbyeMessage(_Message, frozen=True):
@@ -170,6 +180,7 @@ ControlMessage = (
     | CreditMessage
     | RegisterMessage
     | LeaveMessage
+    | DrainMessage
     | GoodbyeMessage
     | PeersMessage
 )

@@ -51,11 +51,11 @@ def create_pass(stage: str = "b", abort_log: str | None = None) -> Scheduler:
     return SimpleScheduler(compute) if abort_log is None else _AbortLogger(compute, Path(abort_log))
 
 
-def create_sink() -> Scheduler:
-    """Terminal stage "c": Block -> its size and checksum as JSON text."""
+def create_sink(stage: str = "c") -> Scheduler:
+    """A terminal stage: Block -> its size and checksum as JSON text."""
 
     def compute(block: Block) -> TextOutput:
-        _act("c", block.params)
+        _act(stage, block.params)
         last = int(block.data[-1]) if len(block.data) else 0
         return TextOutput(msgspec.json.encode({"nbytes": len(block.data), "last": last}).decode(), "stop")
 

@@ -1,0 +1,57 @@
+"""What a coordinator tells a supervisor: a small file in the server's directory, written again and again."""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+PERIOD = 1.0
+"""Seconds between two writings."""
+
+_SUFFIX = ".alive"
+
+
+class LifeSign(msgspec.Struct, frozen=True):
+    """`pid` of the orchestrator, and how many requests it has that are not over."""
+
+    pid: int
+    requests: int
+    draining: bool = False
+
+
+@dataclass(frozen=True)
+class Liveness:
+    """The newest sign of a pipeline's orchestrator; `age` is the seconds since then."""
+
+    sign: LifeSign
+    age: float
+
+
+def write_life_sign(directory: Path, pipeline: str, sign: LifeSign) -> None:
+    """Replaces the file in one step, so that nobody reads half of it."""
+    path = directory / f"{pipeline}{_SUFFIX}"
+    draft = path.with_suffix(".draft")
+    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(msgspec.json.encode(sign))
+    draft.replace(path)
+
+
+def remove_life_sign(directory: Path, pipeline: str) -> None:
+    """A coordinator that stops in order leaves none: a file that is there without its process tells of a death."""
+    (directory / f"{pipeline}{_SUFFIX}").unlink(missing_ok=True)
+
+
+def read_life_signs(directory: Path) -> dict[str, Liveness]:
+    """By pipeline; files that cannot be read are left out."""
+    found = {}
+    for path in sorted(directory.glob(f"*{_SUFFIX}")):
+        with suppress(OSError, msgspec.MsgspecError):
+            sign = msgspec.json.decode(path.read_bytes(), type=LifeSign)
+            found[path.name.removesuffix(_SUFFIX)] = Liveness(sign, time.time() - path.stat().st_mtime)
+    return found

@@ -1,0 +1,255 @@
+"""Deadlines, admission and partial answers, without Triton."""
+
+from __future__ import annotations
+
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from omni_python.config.schema import PipelineConfig, StageConfig
+from omni_python.control.liveness import read_life_signs
+from omni_python.models.noop.config import NoopForwardPipelineConfig, NoopLinePipelineConfig
+from omni_python.pipeline.coordinator import RequestState
+from omni_python.pipeline.deadlines import DeadlineWatch
+from omni_python.pipeline.spec import Limits
+from omni_python.proto.errors import DeadlineExceeded, OmniError, Unavailable
+from omni_python.proto.messages import DrainMessage
+from omni_python.proto.payload import Payload, TextOutput
+from tests.pipeline.harness import Pipeline, Sink, request, running
+
+STAGES = "omni_python.models.noop.stages"
+
+
+class TwoAnswersPipelineConfig(PipelineConfig):
+    """`a` feeds the terminal stages `text` and, by `mid`, `speech`."""
+
+    name: str | None = "two_answers"
+    model_path: str = "none"
+    stages: list[StageConfig] = [
+        StageConfig(name="a", process="a", factory=f"{STAGES}.create_source", next=["text", "mid"]),
+        StageConfig(
+            name="text", process="a", factory=f"{STAGES}.create_sink", factory_args={"stage": "text"}, terminal=True
+        ),
+        StageConfig(
+            name="mid", process="s", factory=f"{STAGES}.create_pass", factory_args={"stage": "mid"}, next="speech"
+        ),
+        StageConfig(
+            name="speech", process="s", factory=f"{STAGES}.create_sink", factory_args={"stage": "speech"}, terminal=True
+        ),
+    ]
+
+
+@pytest.fixture
+def directory() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="omni-test-") as path:  # pytest's own paths are too long for sockets
+        yield Path(path)
+
+
+@pytest.fixture
+def line(directory: Path) -> Iterator[Pipeline]:
+    with running(NoopLinePipelineConfig(), directory) as pipeline:
+        yield pipeline
+
+
+@pytest.mark.parametrize("stage", ["a", "b", "c"])
+def test_an_overdue_request_ends_in_the_stage_that_has_it(line: Pipeline, stage: str) -> None:
+    start = time.monotonic()
+    _, sink = line.submit(deadline=0.2, delay=0.6, delay_stage=stage)
+    with pytest.raises(DeadlineExceeded, match=f"^deadline exceeded in stage {stage}$"):
+        sink.wait()
+    assert time.monotonic() - start >= 0.2
+    line.wait_empty()
+    assert line.coordinator.finished[RequestState.FAILED] == 1
+
+
+def test_work_that_waits_past_its_deadline_is_never_begun(line: Pipeline) -> None:
+    """The second request waits behind the first one in stage b, and its time is up before b is free."""
+    _, first = line.submit(delay=0.5)
+    _, second = line.submit(deadline=0.2, delay=0.0)
+    with pytest.raises(DeadlineExceeded, match="in stage b"):
+        second.wait()
+    first.wait()
+    line.wait_empty()
+    assert line.processes["c"].stages["c"].accepted == 1
+
+
+def test_a_pipeline_s_deadline_is_the_longest(directory: Path) -> None:
+    with running(NoopLinePipelineConfig(), directory, Limits(deadline=0.1)) as pipeline:
+        _, sink = pipeline.submit(deadline=60, delay=0.5)
+        with pytest.raises(DeadlineExceeded):
+            sink.wait(timeout=5)
+
+
+def test_a_request_whose_time_is_up_while_it_waits_for_its_turn(directory: Path) -> None:
+    with running(NoopLinePipelineConfig(), directory, Limits(max_in_flight=1)) as pipeline:
+        _, first = pipeline.submit(delay=0.6)
+        _, second = pipeline.submit(deadline=0.15)
+        with pytest.raises(DeadlineExceeded, match="before a stage took the request"):
+            second.wait()
+        first.wait()
+        pipeline.wait_empty()
+
+
+def test_deadlines_fire_in_order_and_not_when_discarded() -> None:
+    fired: list[str] = []
+    done = threading.Event()
+
+    def expired(stage: str, request_id: str) -> None:
+        fired.append(request_id)
+        if request_id == "last":
+            done.set()
+
+    watch = DeadlineWatch(expired)
+    watch.start()
+    now = time.monotonic()
+    watch.add("s", "last", now + 0.3)
+    for n in range(1000):
+        watch.add("s", f"gone {n}", now + 0.2)
+        watch.discard("s", f"gone {n}")
+    watch.add("s", "first", now + 0.1)
+    watch.add("s", "never", float("inf"))
+    assert done.wait(5)
+    assert fired == ["first", "last"]
+    assert len(watch) == 0 and len(watch._heap) < 200
+    watch.stop()
+
+
+def test_admission_is_bounded_and_says_its_numbers(directory: Path) -> None:
+    limits = Limits(max_in_flight=2, max_queued=3)
+    with running(NoopLinePipelineConfig(), directory, limits) as pipeline:
+        sinks = [pipeline.submit(delay=0.1)[1] for _ in range(5)]
+        assert pipeline.coordinator.stats()["queued"] == 3
+        start = time.monotonic()
+        with pytest.raises(Unavailable, match="2 requests are in flight and 3 are waiting; .* limits are 2 and 3"):
+            pipeline.submit()
+        with pytest.raises(Unavailable, match="2 requests are in flight"):
+            pipeline.coordinator.check_room()
+        assert time.monotonic() - start < 0.05
+        for sink in sinks:
+            sink.wait()
+        pipeline.wait_empty()
+        pipeline.submit()[1].wait()
+        assert pipeline.coordinator.finished[RequestState.COMPLETED] == 6
+
+
+def test_a_queued_request_can_be_aborted(directory: Path) -> None:
+    with running(NoopLinePipelineConfig(), directory, Limits(max_in_flight=1)) as pipeline:
+        _, first = pipeline.submit(delay=0.3)
+        second_id, second = pipeline.submit()
+        _, third = pipeline.submit()
+        pipeline.coordinator.abort(second_id)
+        with pytest.raises(OmniError, match="cancelled"):
+            second.wait()
+        first.wait()
+        third.wait()
+        pipeline.wait_empty()
+
+
+def test_draining_refuses_new_requests_and_lets_running_ones_end(line: Pipeline, directory: Path) -> None:
+    _, running_one = line.submit(delay=0.3)
+    process = line.processes["a"]
+    process._endpoint.send(0, DrainMessage(0))
+    end = time.monotonic() + 5
+    while not read_life_signs(directory)["noop_line"].sign.draining and time.monotonic() < end:
+        time.sleep(0.01)
+    assert read_life_signs(directory)["noop_line"].sign.requests == 1
+    with pytest.raises(Unavailable, match="shutting down"):
+        line.submit()
+    running_one.wait()
+    while read_life_signs(directory)["noop_line"].sign.requests and time.monotonic() < end:
+        time.sleep(0.01)
+    assert read_life_signs(directory)["noop_line"].sign.requests == 0
+
+
+# -- partial answers
+
+
+def results(sink: Sink) -> tuple[dict[str, Payload], OmniError | None]:
+    """What came, and the error at the end."""
+    found: dict[str, Payload] = {}
+    while True:
+        kind, value = sink.events.get(timeout=10)
+        match kind:
+            case "fail":
+                return found, value
+            case "finish":
+                return found, None
+            case stage:
+                found[stage] = value
+
+
+@pytest.mark.parametrize("failing", ["mid", "speech"])
+@pytest.mark.parametrize("slow", ["text", "mid"])
+def test_an_answer_that_does_not_depend_on_what_failed_is_finished(directory: Path, failing: str, slow: str) -> None:
+    with running(TwoAnswersPipelineConfig(), directory) as pipeline:
+        _, sink = pipeline.submit(nbytes=5, fail_stage=failing, delay=0.2, delay_stage=slow)
+        found, error = results(sink)
+        assert isinstance(found["text"], TextOutput) and found["text"].text == '{"nbytes":5,"last":4}'
+        assert "speech" not in found
+        assert str(error) == f"NoopFailure: stage {failing} fails, as asked"
+        pipeline.wait_empty()
+        assert pipeline.coordinator.finished[RequestState.FAILED] == 1
+
+
+def test_a_failure_that_all_answers_depend_on_ends_the_request_at_once(directory: Path) -> None:
+    with running(TwoAnswersPipelineConfig(), directory) as pipeline:
+        found, error = results(pipeline.submit(fail_stage="a")[1])
+        assert found == {} and "stage a fails" in str(error)
+        pipeline.wait_empty()
+
+
+def test_what_is_not_streamed_fails_at_once_as_a_whole(directory: Path) -> None:
+    with running(TwoAnswersPipelineConfig(), directory) as pipeline:
+        asked = request(fail_stage="mid", delay=0.5, delay_stage="text")
+        asked.stream = False
+        sink = Sink()
+        pipeline.coordinator.submit(asked, sink)
+        found, error = results(sink)
+        assert found == {} and "stage mid fails" in str(error)
+        pipeline.wait_empty()
+
+
+def test_a_target_that_is_not_there_fails_alone(directory: Path) -> None:
+    """As when its process has died and the coordinator does not know yet: the source cannot send, and goes on."""
+    with running(TwoAnswersPipelineConfig(), directory) as pipeline:
+        pipeline.submit()[1].wait()
+        speech = pipeline.processes["s"]._endpoint.epoch
+        pipeline.processes["a"]._endpoint.forget(speech)
+        found, error = results(pipeline.submit(nbytes=3, delay=0.2, delay_stage="text")[1])
+        assert list(found) == ["text"]
+        assert isinstance(error, Unavailable) and "gone" in str(error)
+        pipeline.wait_empty()
+
+
+# -- fair sharing
+
+
+class Blocking(Sink):
+    """A client that stops reading after its first chunk."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.go = threading.Event()
+
+    def chunk(self, payload: Payload) -> None:
+        super().chunk(payload)
+        assert self.go.wait(20)
+
+
+def test_clients_that_do_not_read_hold_up_nobody_else(directory: Path) -> None:
+    with running(NoopForwardPipelineConfig(), directory) as pipeline:
+        blocked = [Blocking() for _ in range(4)]
+        for sink in blocked:
+            pipeline.coordinator.submit(request(chunks=50, chunk_bytes=40_000), sink)
+        time.sleep(0.2)
+        for _ in range(10):
+            chunks, _ = pipeline.submit(chunks=50, chunk_bytes=40_000)[1].wait(timeout=5)
+            assert len(chunks) == 50
+        for sink in blocked:
+            sink.go.set()
+            assert len(sink.wait()[0]) == 50
+        pipeline.wait_empty()
