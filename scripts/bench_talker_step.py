@@ -99,7 +99,7 @@ def talker_parts(decode: Any, predictor: Any, rows: int, context: int) -> str:
     where = where_of(decode._page_table, size, context, decode._talker.model)
     sampled = torch.ones(size, dtype=torch.bool, device=DEVICE)
     uniforms = torch.rand(size, predictor.groups - 1, device=DEVICE)
-    backbone = graph_of(lambda: decode._decoder(x.clone(), decode._cache, where))
+    backbone = graph_of(lambda: decode.decoder(x.clone(), decode._cache, where))
     frame = graph_of(lambda: decode._predictor(x, x, sampled, uniforms))
     return f"backbone {events(backbone):.3f}, code predictor {events(frame):.3f}"
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
+import torch.nn.functional as F
 
 from omni_python.layers.decoder import Attention, Decoder, DecoderConfig, DecoderLayer, RMSNorm
-from omni_python.layers.kv_cache import PagedKVCache
+from omni_python.layers.kv_cache import PAGE_TOKENS, PagedKVCache
 from omni_python.layers.mlp import GatedMLP, SparseMoE
+from omni_python.layers.packed_prompts import PROMPT_SIZES, PackedPrompts, PackedRows
 
 if TYPE_CHECKING:
     from omni_python.layers.kernels.attention import Where
@@ -50,7 +53,7 @@ class _Layer:
 
 
 class FusedDecoder:
-    """Runs `decoder` for single new tokens (or the first two) of at most MAX_ROWS sequences.
+    """Runs `decoder` for single new tokens (or the first two) of at most MAX_ROWS sequences, or for whole prompts.
 
     It joins weights that one kernel reads together into one tensor each, makes the decoder's own parameters views of
     them, and moves the gains of its norms into the weights that follow, so the decoder itself computes on as before.
@@ -62,6 +65,7 @@ class FusedDecoder:
         from omni_python.layers.kernels.attention import Heads, SplitBuffers
 
         config = decoder.config
+        self._decoder = decoder
         self._eps = config.norm_eps
         self._heads = Heads(config.heads, config.kv_heads, config.head_dim)
         self._splits = SplitBuffers(splits, max_sequences, self._heads, decoder.norm.weight.device)
@@ -85,6 +89,47 @@ class FusedDecoder:
                 activated = linear(x, layer.gate_up, normed=True, eps=eps, gated=True)
                 linear(activated, layer.down, residual=x)
         return x
+
+    def prompts(self, rows: PackedRows, cache: PagedKVCache, tap: int | None) -> tuple[torch.Tensor, torch.Tensor]:
+        """The normed output and the hidden state at `tap` (see `Decoder.forward`), each [rows, H]."""
+        from omni_python.layers.kernels.grouped_moe import mix_grouped
+        from omni_python.layers.kernels.linear import linear
+        from omni_python.layers.kernels.prompt_attention import attend_prompts
+
+        eps, x = self._eps, rows.embeds
+        angles = self._decoder.rotary.angles(rows.positions)
+        turns = (angles.cos(), angles.sin())
+        tapped = x.clone() if tap == 0 else x
+        for index, layer in enumerate(self._layers):
+            qkv = F.linear(F.rms_norm(x, x.shape[1:], eps=eps), layer.qkv)
+            keys, values = cache.layer(index)
+            attended = attend_prompts(
+                qkv, layer.q_norm, layer.k_norm, eps, self._heads, keys, values, rows.first, rows.slots, turns
+            )
+            x.addmm_(attended, layer.out.T)
+            if layer.experts is not None:
+                mix_grouped(x, eps, layer.experts)
+            elif layer.gate_up is not None and layer.down is not None:
+                activated = linear(x, layer.gate_up, normed=True, eps=eps, gated=True)
+                linear(activated, layer.down, residual=x)
+            if tap == index + 1:
+                tapped = x.clone()
+            if index < len(rows.deepstack):
+                x += rows.deepstack[index]
+        normed = self._decoder.norm(x)
+        return normed, normed if tap is None or tap == len(self._layers) else tapped
+
+    def packed_prompts(
+        self,
+        cache: PagedKVCache,
+        tap: int | None = None,
+        deepstack_layers: int = 0,
+        sizes: Sequence[int] = PROMPT_SIZES,
+    ) -> PackedPrompts:
+        """`prompts`, captured for each of `sizes`; the last page of `cache` is no request's."""
+        weight = self._layers[0].qkv
+        spare_slot = (cache.num_pages - 1) * PAGE_TOKENS
+        return PackedPrompts(lambda rows: self.prompts(rows, cache, tap), weight, spare_slot, deepstack_layers, sizes)
 
 
 def _joined(layer: DecoderLayer) -> _Layer:

@@ -12,8 +12,9 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
-from omni_python.layers.decoder import Deepstack
+from omni_python.layers.decoder import Decoder, Deepstack
 from omni_python.layers.kv_cache import AttentionPlan, KVRow, PagedKVCache
+from omni_python.layers.packed_prompts import PackedPrompts
 from omni_python.model_runner.sampler import TokenSampler, sample_tokens
 from omni_python.proto.errors import OmniError
 from omni_python.proto.work import IncomingMessage, OutgoingMessage
@@ -78,6 +79,8 @@ class ARModelRunner(abc.ABC, Generic[R]):
     """Base of the runners. Every method is called from the scheduler's thread alone."""
 
     cache: PagedKVCache
+    packed: PackedPrompts | None = None
+    """Through which short prompts go, where there is one."""
 
     # ---- what a model defines
 
@@ -140,6 +143,32 @@ class ARModelRunner(abc.ABC, Generic[R]):
         if batch is None:
             return
         self.advance(batch.rows, *self.forward(batch))
+
+    def prefill(self, rows: Sequence[R]) -> None:
+        """`step` of rows of which nothing is computed yet: as many short prompts at a time as go through `packed`
+        together, then the others."""
+        most = 0 if self.packed is None else self.packed.most
+        together: list[R] = []
+        tokens = 0
+        for row in rows:
+            if row.prompt_len > most:
+                continue
+            if tokens + row.prompt_len > most:
+                ARModelRunner.step(self, together)
+                together, tokens = [], 0
+            together.append(row)
+            tokens += row.prompt_len
+        for group in (together, [row for row in rows if row.prompt_len > most]):
+            if group:
+                ARModelRunner.step(self, group)
+
+    def through(
+        self, decoder: Decoder, batch: ForwardBatch[R], tap: int | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """`Decoder.forward` of a batch, by `packed` where it can; the next call may overwrite what it gives."""
+        if self.packed is not None and not batch.decoding and len(batch.embeds) <= self.packed.most:
+            return self.packed(batch.embeds, batch.positions, batch.starts, batch.plan.slots, batch.deepstack)
+        return decoder(batch.embeds, batch.positions, self.cache, batch.plan, batch.deepstack, tap=tap)
 
     def advance(self, rows: Sequence[R], hidden: torch.Tensor, logits: torch.Tensor) -> None:
         """Choose each row's next token by `logits` [rows, V], and call the hooks that follow it."""

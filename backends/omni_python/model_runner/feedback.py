@@ -48,7 +48,7 @@ class FeedbackARModelRunner(ARModelRunner[R]):
         return self._strategy.write_buffers(rows)
 
     def forward(self, batch: ForwardBatch[R]) -> tuple[torch.Tensor, torch.Tensor]:
-        hidden, _ = self._backbone(batch.embeds, batch.positions, self.cache, batch.plan)
+        hidden, _ = self.through(self._backbone, batch)
         last = hidden[batch.last]
         return last, self._head(last)
 

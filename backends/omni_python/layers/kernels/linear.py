@@ -9,11 +9,12 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from omni_python.layers.kernels.launch import INTERPRETED, OVERLAPPED, divisor, options
 
-MAX_ROWS = 64
 _PROGRAMS = 128
 """About as many as there are multiprocessors; a narrower tile is taken before there are fewer."""
 _FEW_ROWS = 4
 """Up to here rows are multiplied one by one by a tile of weights in registers, beyond on the matrix units."""
+_MOST_ROWS = 32
+"""Of one program; the weights are read once for so many."""
 _TILE = 16384
 """Weights that one program of few rows holds: of those tried on an H100, all from 8192 on were within 7 %."""
 _SLICES = 4
@@ -31,7 +32,7 @@ def linear(
     residual: torch.Tensor | None = None,
     dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
-    """`x` [rows, K] times `weight` [N, K], transposed -> [rows, N]; at most MAX_ROWS rows.
+    """`x` [rows, K] times `weight` [N, K], transposed -> [rows, N].
 
     `normed`: x goes through an RMS norm first, whose gain is in the weight already. `gated`: the weight's first half
     are gates, and the result silu(gate) * up [rows, N / 2]. `residual` is added to and written in place, and returned.
@@ -50,9 +51,9 @@ def linear(
         _few_rows[grid](x, weight, out, out_size, eps, size, rows, block_n, block_k, **flags, **options(4))
     else:
         block_n = next(block for block in (64, 32, 16, 8) if out_size >= block * _PROGRAMS or block == 8)
-        block_m = max(16, triton.next_power_of_2(rows))
+        block_m = min(_MOST_ROWS, max(16, triton.next_power_of_2(rows)))
         block_k = divisor(size // _SLICES, 64)
-        grid = (triton.cdiv(out_size, block_n),)
+        grid = (triton.cdiv(out_size, block_n), triton.cdiv(rows, block_m))
         _many_rows[grid](
             x, weight, out, rows, out_size, eps,
             size, block_m, block_n, block_k, _SLICES, **flags, **options(4, _STAGES),
@@ -123,7 +124,7 @@ def _many_rows(
 ):
     # Tiles of few outputs give the warps nothing to share but K: each takes a slice of it, and they are added at last.
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    m = tl.arange(0, BLOCK_M)
+    m = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
     PART: tl.constexpr = SIZE // SLICES
     ks = tl.arange(0, SLICES)[:, None, None] * PART + tl.arange(0, BLOCK_K)[None, None, :]
     kt = tl.arange(0, SLICES)[:, None, None] * PART + tl.arange(0, BLOCK_K)[None, :, None]

@@ -100,6 +100,25 @@ def route(logits: torch.Tensor, weights: MoEWeights) -> Routing:
 
 
 @triton.jit
+def chosen_and_shares(logits, there, TOP_K: tl.constexpr, NORMALISE: tl.constexpr):
+    """Of rows of logits (-inf where not `there`): whether each expert is among the TOP_K largest, and its share."""
+    e = tl.arange(0, logits.shape[1])
+    left = logits
+    chosen = tl.zeros([logits.shape[0], logits.shape[1]], tl.int1)
+    for _ in tl.static_range(TOP_K):
+        best = tl.argmax(left, axis=1)
+        hit = e[None, :] == best[:, None]
+        chosen = chosen | hit
+        left = tl.where(hit, -float("inf"), left)
+    chosen = chosen & there
+    top = tl.max(tl.where(there, logits, -1.0e30), axis=1)
+    likelihood = tl.where(there, tl.exp(logits - top[:, None]), 0.0)
+    share = tl.where(chosen, likelihood, 0.0)
+    whole = tl.sum(share if NORMALISE else likelihood, axis=1)
+    return chosen, share / tl.where(whole == 0.0, 1.0, whole)[:, None]
+
+
+@triton.jit
 def _route(
     logits_ptr,
     active_ptr,
@@ -123,19 +142,7 @@ def _route(
         gdc_wait()
         gdc_launch_dependents()
     logits = tl.load(logits_ptr + m[:, None] * width + e[None, :], mask=there, other=-float("inf"))
-    left = logits
-    chosen = tl.zeros([BLOCK_M, BLOCK_E], tl.int1)
-    for _ in tl.static_range(TOP_K):
-        best = tl.argmax(left, axis=1)
-        hit = e[None, :] == best[:, None]
-        chosen = chosen | hit
-        left = tl.where(hit, -float("inf"), left)
-    chosen = chosen & there
-    top = tl.max(tl.where(there, logits, -1.0e30), axis=1)
-    likelihood = tl.where(there, tl.exp(logits - top[:, None]), 0.0)
-    share = tl.where(chosen, likelihood, 0.0)
-    whole = tl.sum(share if NORMALISE else likelihood, axis=1)
-    share = share / tl.where(whole == 0.0, 1.0, whole)[:, None]
+    chosen, share = chosen_and_shares(logits, there, TOP_K, NORMALISE)
     tl.store(shares_ptr + m[:, None] * (EXPERTS + ALWAYS) + e[None, :], share, mask=there)
     anyone = tl.max(chosen.to(tl.int32), axis=0)
     tl.store(active_ptr + tl.cumsum(anyone, axis=0) - 1, e, mask=anyone > 0)

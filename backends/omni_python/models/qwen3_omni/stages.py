@@ -68,7 +68,10 @@ def create_thinker(
         ends = eos_ids(model_path, config)
         accept_layer = config.talker_config.accept_hidden_layer
         texts = TokenBytes(load_tokenizer(model_path))
-        return ThinkerModelRunner(thinker, media, ends, accept_layer, texts, decode_stage, talker_stage, fused_rows)
+        deepstack_layers = len(thinker_config.vision_config.deepstack_visual_indexes)
+        return ThinkerModelRunner(
+            thinker, media, ends, accept_layer, texts, decode_stage, talker_stage, fused_rows, deepstack_layers
+        )
 
     on_sglang = _is_sglang(engine, kernels, load_format, dtype)
     torch_dtype, device = placement(gpu_id, dtype)

@@ -88,6 +88,16 @@ class CodePredictor(nn.Module):
         codes, total = self._graphed(*inputs)
         return codes[:rows], total[:rows]
 
+    def prepare(self, max_rows: int) -> None:
+        """Capture, on a GPU, what `forward` does for each number of rows up to `max_rows`."""
+        weight = self.model.norm.weight
+        rows = 1
+        while weight.is_cuda and rows < 2 * max_rows:
+            zeros = weight.new_zeros(rows, len(weight))
+            sampled = torch.zeros(rows, dtype=torch.bool, device=weight.device)
+            self(zeros, zeros, sampled, torch.zeros(rows, self.groups - 1, device=weight.device))
+            rows *= 2
+
     def _complete(
         self, hidden: torch.Tensor, first: torch.Tensor, sampled: torch.Tensor, uniforms: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:

@@ -41,7 +41,7 @@ class TalkerDecode:
         weight = talker.codec_head.weight
         device = weight.device
         self._talker = talker
-        self._decoder = FusedDecoder(talker.model, MAX_ROWS, _SPLITS)
+        self.decoder = FusedDecoder(talker.model, MAX_ROWS, _SPLITS)
         self._predictor = predictor
         self._suppressed = (never, never_nor_end)
         self._cache = cache
@@ -124,7 +124,7 @@ class TalkerDecode:
         angles = talker.model.rotary.angles(numbers["position"].expand(3, -1))
         where = Where(self._page_table, ints["slot"], ints["past"], angles.cos(), angles.sin())
         x = self._feedback[slot] + talker.project_text(ints["text"].long())
-        x = self._decoder(x, self._cache, where)
+        x = self.decoder(x, self._cache, where)
         hidden = talker.model.norm(x)
         logits = linear(hidden, talker.codec_head.weight, dtype=torch.float32)
         sampled = ints["sampled"] != 0

@@ -135,6 +135,9 @@ class TalkerModelRunner(FeedbackARModelRunner[TalkerRequest]):
             self._talker, predictor, self._never, self._never_nor_end, self.cache, self._fused_rows
         )
         self._decode.prepare()
+        self.packed = self._decode.decoder.packed_prompts(self.cache)
+        self.packed.prepare()
+        self._talker.code_predictor.prepare(self._fused_rows)
 
     def release(self, row: TalkerRequest) -> None:
         if row.place is not None and self._decode is not None:
@@ -149,7 +152,7 @@ class TalkerModelRunner(FeedbackARModelRunner[TalkerRequest]):
         if decoding:
             self._decode_step(self._decode, decoding)
         if len(decoding) < len(rows):
-            super().step([row for row in rows if not row.computed])
+            self.prefill([row for row in rows if not row.computed])
 
     def _decode_step(self, decode: TalkerDecode, rows: Sequence[TalkerRequest]) -> None:
         inputs = []

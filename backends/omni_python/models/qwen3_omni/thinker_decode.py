@@ -25,7 +25,7 @@ class ThinkerDecode:
         """`cache` has a last page that no request owns, for the rows that pad a batch."""
         device = thinker.lm_head.weight.device
         self._thinker = thinker
-        self._decoder = FusedDecoder(thinker.model, MAX_ROWS, _SPLITS)
+        self.decoder = FusedDecoder(thinker.model, MAX_ROWS, _SPLITS)
         self._cache = cache
         spare = cache.num_pages - 1
         self._page_table = torch.full((max_running + 1, spare + 1), spare, dtype=torch.int32, device=device)
@@ -61,5 +61,5 @@ class ThinkerDecode:
         model = self._thinker.model
         angles = model.rotary.angles(inputs.view(torch.float32)[_POSITION].expand(3, -1))
         where = Where(self._page_table, inputs[_SLOT], inputs[_PAST], angles.cos(), angles.sin())
-        x = self._decoder(model.embed_tokens(inputs[_TOKEN].long()), self._cache, where)
+        x = self.decoder(model.embed_tokens(inputs[_TOKEN].long()), self._cache, where)
         return linear(model.norm(x), self._thinker.lm_head.weight, dtype=torch.float32)

@@ -67,9 +67,12 @@ class ThinkerModelRunner(ARModelRunner[ThinkerRequest]):
         decode_target: str = "decode",
         talker_target: str | None = "talker_ar",
         fused_rows: int = 0,
+        deepstack_layers: int = 0,
     ) -> None:
-        """`fused_rows` above 0: decode steps are captured, with the fused kernels, for up to so many requests."""
+        """`fused_rows` above 0: decode steps are captured, with the fused kernels, for up to so many requests, and
+        short prompts too, whose vision features come with `deepstack_layers` layers of deepstack features."""
         self._fused_rows = fused_rows
+        self._deepstack_layers = deepstack_layers
         self._decode: ThinkerDecode | None = None
         self._thinker = thinker
         self._media = media
@@ -88,6 +91,8 @@ class ThinkerModelRunner(ARModelRunner[ThinkerRequest]):
 
             self._decode = ThinkerDecode(self._thinker, self.cache, self._fused_rows)
             self._decode.prepare()
+            self.packed = self._decode.decoder.packed_prompts(self.cache, self._accept_layer, self._deepstack_layers)
+            self.packed.prepare()
 
     def release(self, row: ThinkerRequest) -> None:
         if row.slot is not None and self._decode is not None:
@@ -102,7 +107,7 @@ class ThinkerModelRunner(ARModelRunner[ThinkerRequest]):
         for start in range(0, len(decoding), MAX_ROWS):
             self._decode_step(self._decode, decoding[start : start + MAX_ROWS])
         if len(decoding) < len(rows):
-            super().step([row for row in rows if not row.computed])
+            self.prefill([row for row in rows if not row.computed])
 
     def _decode_step(self, decode: ThinkerDecode, rows: Sequence[ThinkerRequest]) -> None:
         slots = []
@@ -167,14 +172,7 @@ class ThinkerModelRunner(ARModelRunner[ThinkerRequest]):
             for row, start in zip(batch.rows[batch.decoding :], batch.starts[batch.decoding :], strict=True)
             if row.speech and (_input(row).vision is not None or _input(row).audio is not None)
         ]
-        hidden, tapped = self._thinker.model(
-            batch.embeds,
-            batch.positions,
-            self.cache,
-            batch.plan,
-            batch.deepstack,
-            tap=self._accept_layer if speaking else None,
-        )
+        hidden, tapped = self.through(self._thinker.model, batch, tap=self._accept_layer if speaking else None)
         for row, start in speaking:
             assert tapped is not None
             row.media_hidden = tapped[start : start + row.prompt_len][self._media_at(_input(row).prompt.input_ids)]
