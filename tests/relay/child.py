@@ -6,10 +6,12 @@ from __future__ import annotations
 import base64
 import random
 import sys
+import time
 from collections import defaultdict
 from pathlib import Path
 
 import msgspec
+import torch
 
 from omni_python.pipeline.endpoint import Endpoint
 from omni_python.proto.errors import OmniError
@@ -20,30 +22,33 @@ from tests.relay.blocks import Tensors, digest, is_chunk
 
 
 class Command(msgspec.Struct):
-    """`count` payloads of `nbytes` each to the parent."""
+    """`count` payloads of `nbytes` each to the parent, on a GPU after `delay` of its cycles."""
 
     count: int
     nbytes: int
+    delay: int = 0
 
 
 class Child:
-    def __init__(self, directory: Path, backend: str, host: str, parent: Peer, device: str) -> None:
-        gpu = 0 if device == "cuda" else None
+    def __init__(self, directory: Path, backend: str, host: str, parent: Peer, gpu: int | None) -> None:
         settings = RelaySettings(backend, (32 if gpu is None else 256) << 20, gpu)
         self.endpoint = Endpoint(directory, self.on_message, settings, host=host or None)
         self.endpoint.connect(parent.epoch, parent.address, parent.site)
         self.parent = parent.epoch
-        self.device = device
+        self.device = "cpu" if gpu is None else f"cuda:{gpu}"
         self.held: list[Payload] = []
         self.wrong = 0
         self.next_chunk: dict[str, int] = defaultdict(int)
         self.rng = random.Random(5)
+        self.torn = torch.zeros((), dtype=torch.int64, device=self.device)
 
     def on_message(self, message: ControlMessage) -> None:
         assert isinstance(message, DataReadyMessage)
         carrier = self.endpoint.carrier
         if message.is_done:
             self.held.clear()
+            self.wrong += int(self.torn)
+            self.torn.zero_()
             self.reply(message.request_id, f"{self.wrong} wrong of {sum(self.next_chunk.values())}")
             self.wrong = 0
             self.next_chunk.clear()
@@ -68,6 +73,20 @@ class Child:
                 self.next_chunk[message.request_id] = due + 1
                 fits = message.chunk_id == due and is_chunk(payload, message.request_id, due)
                 self.wrong += not fits
+            case "slowly":
+                self.next_chunk[message.request_id] += 1
+                self.check_slowly(payload, message.chunk_id)
+
+    def check_slowly(self, payload: Payload, number: int) -> None:
+        """Look at every byte, now and then late. On a GPU nothing is waited for: the look is queued there, and the view
+        dropped at once."""
+        assert isinstance(payload, Tensors)
+        if number % 64 == 0:
+            if self.device == "cpu":
+                time.sleep(1e-3)
+            else:
+                torch.cuda._sleep(300_000)
+        self.torn += (payload.tensors["marks"] != number).any()
 
     def reply(self, request_id: str, text: str) -> None:
         envelope = self.endpoint.carrier.pack(TextOutput(text), [self.parent])
@@ -76,6 +95,8 @@ class Child:
     def send(self, command: Command) -> None:
         for number in range(command.count):
             payload = Tensors.of_bytes(command.nbytes, number, self.device)
+            if command.delay:
+                torch.cuda._sleep(command.delay)
             try:
                 envelope = self.endpoint.carrier.pack(payload, [self.parent])
             except OmniError as error:
@@ -86,8 +107,9 @@ class Child:
 
 
 def main() -> None:
-    directory, backend, host, parent, device = sys.argv[1:]
-    child = Child(Path(directory), backend, host, msgspec.msgpack.decode(base64.b64decode(parent), type=Peer), device)
+    directory, backend, host, encoded, gpu = sys.argv[1:]
+    parent = msgspec.msgpack.decode(base64.b64decode(encoded), type=Peer)
+    child = Child(Path(directory), backend, host, parent, int(gpu) if gpu else None)
     child.endpoint.start()
     endpoint = child.endpoint
     me = Peer("child", [], endpoint.epoch, endpoint.pid, endpoint.address, endpoint.carrier.site)

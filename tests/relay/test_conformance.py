@@ -14,6 +14,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,12 @@ ROOT = Path(__file__).resolve().parents[2]
 POOL = {"cpu": 32 << 20, "cuda": 256 << 20}
 """Bytes; 64 MB are more than the whole pool on the host."""
 
-WAYS = ["inline", "shm", "nixl", "mooncake", "nccl", pytest.param("cuda_shm", marks=pytest.mark.gpu)]
+WAYS = ["inline", "shm", "nixl", "mooncake", "nccl"] + [
+    pytest.param(way, marks=pytest.mark.gpu)
+    for way in ("cuda_shm", "cuda_shm 0-1", "nixl_cuda", "nixl_cuda 0-1", "nccl_cuda 0-1")
+]
+"""A relay's name, and from which GPU to which; the same for both where none is named."""
+
 SIZES = [0, 1, 1 << 10, INLINE_LIMIT - ALIGNMENT, INLINE_LIMIT, 1 << 20, 64 << 20]
 """Bytes, beside which each payload has a small array."""
 
@@ -43,14 +49,18 @@ SIZES = [0, 1, 1 << 10, INLINE_LIMIT - ALIGNMENT, INLINE_LIMIT, 1 << 20, 64 << 2
 class Parent:
     """The process of the tests themselves, with children to talk to over one way."""
 
-    def __init__(self, way: str, directory: Path) -> None:
-        self.way = way
-        self.device = "cuda" if way == "cuda_shm" else "cpu"
-        self.backend = way if way in ("nixl", "mooncake", "nccl") else "shm"
+    def __init__(self, way: str, directory: Path, pool: int = 0) -> None:
+        self.way, _, gpus = way.partition(" ")
+        on_gpu = self.way.startswith("cuda") or self.way.endswith("cuda")
+        self.device = "cuda" if on_gpu else "cpu"
+        self.views = self.way == "shm" or way == "cuda_shm"  # whether readers hold slots as long as what they read
+        self._childs_gpu = (gpus[-1:] or "0") if on_gpu else ""
+        backend = self.way.removesuffix("_cuda")
+        self.backend = backend if backend in ("nixl", "mooncake", "nccl") else "shm"
         self._directory = directory
         self.replies: queue.SimpleQueue[tuple[str, str]] = queue.SimpleQueue()
         self.received: queue.SimpleQueue[Payload | OmniError] = queue.SimpleQueue()
-        settings = RelaySettings(self.backend, POOL[self.device], 0 if self.device == "cuda" else None)
+        settings = RelaySettings(self.backend, pool or POOL[self.device], 0 if self.device == "cuda" else None)
         self.endpoint = Endpoint(directory, self._on_message, settings, host=self._host("parent"))
         self.carrier = self.endpoint.carrier
         self.endpoint.start()
@@ -66,7 +76,7 @@ class Parent:
         process = subprocess.Popen(
             [
                 sys.executable, "-m", "tests.relay.child", str(self._directory), self.backend, self._host(name) or "",
-                base64.b64encode(msgspec.msgpack.encode(me)).decode(), self.device,
+                base64.b64encode(msgspec.msgpack.encode(me)).decode(), self._childs_gpu,
             ],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT,
         )  # fmt: skip
@@ -131,9 +141,9 @@ class Other:
             pass
         return reply[1]
 
-    def let_send(self, count: int, nbytes: int) -> None:
+    def let_send(self, count: int, nbytes: int, delay: int = 0) -> None:
         assert self.process.stdin is not None
-        self.process.stdin.write(msgspec.json.encode(Command(count, nbytes)).decode() + "\n")
+        self.process.stdin.write(msgspec.json.encode(Command(count, nbytes, delay)).decode() + "\n")
         self.process.stdin.flush()
 
     def kill(self) -> None:
@@ -141,17 +151,27 @@ class Other:
         self.process.wait(10)
 
 
-@pytest.fixture(scope="module", params=WAYS)
-def parent(request: pytest.FixtureRequest) -> Iterator[Parent]:
-    if request.param == "cuda_shm" and not torch.cuda.is_available():
-        pytest.skip("there is no GPU")
+@contextmanager
+def open_parent(way: str, pool: int = 0) -> Iterator[Parent]:
+    """Skips the test where the way cannot be had here."""
+    gpus = 0 if "cuda" not in way else 2 if "0-1" in way else 1
+    if torch.cuda.device_count() < gpus:
+        pytest.skip(f"needs {gpus} GPUs")
     with tempfile.TemporaryDirectory(prefix="omni-test-") as directory:
         try:
-            parent = Parent(request.param, Path(directory))
+            parent = Parent(way, Path(directory), pool)
         except RelayUnavailable as error:
             pytest.skip(str(error))
+        try:
+            yield parent
+        finally:
+            parent.close()
+
+
+@pytest.fixture(scope="module", params=WAYS)
+def parent(request: pytest.FixtureRequest) -> Iterator[Parent]:
+    with open_parent(request.param) as parent:
         yield parent
-        parent.close()
 
 
 @pytest.fixture(scope="module")
@@ -173,7 +193,7 @@ def test_bytes_of_every_size_are_equal_in_both_directions(parent: Parent, child:
         del received
         parent.wait_empty()
     carried = parent.carrier.carried[parent.way] - before.get(parent.way, 0)
-    large = sum(size >= (1 if parent.way == "cuda_shm" else INLINE_LIMIT) for size in sizes)
+    large = sum(size >= (1 if parent.device == "cuda" else INLINE_LIMIT) for size in sizes)
     assert carried == (len(sizes) if parent.way == "inline" else large)
 
 
@@ -186,7 +206,7 @@ def test_every_dtype_arrives(parent: Parent, child: Other) -> None:
 
 
 def test_what_is_produced_in_place_arrives(parent: Parent, child: Other) -> None:
-    if parent.way in ("inline", "cuda_shm"):
+    if parent.way == "inline" or parent.device == "cuda":
         pytest.skip("payloads on this way have nothing of the kind")
     relay = parent.carrier._relays[parent.way]
     allocation = relay.alloc(1 << 20)
@@ -268,7 +288,7 @@ def test_a_killed_receiver_gives_back_what_it_held_once_it_is_known_to_be_dead(p
         victim.send(payload, "hold")
     time.sleep(0.2)
     assert parent.carrier.slots_in_use >= held, "time alone frees nothing"
-    if parent.way in ("shm", "cuda_shm"):
+    if parent.views:
         assert held == 5
     parent.endpoint.forget(victim.epoch)
     parent.wait_empty()
@@ -304,6 +324,33 @@ def test_a_killed_sender_leaves_what_came_and_fails_what_did_not(parent: Parent,
     child.send(payload, "digest")
     assert parent.replies.get(timeout=30)[1] == digest(payload), "others are not affected"
     parent.wait_empty()
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("way", [way for way in WAYS if way != "inline"])
+def test_a_slow_reader_never_sees_what_a_fast_writer_writes_next(way: str) -> None:
+    """Two slots, always in use, each transfer with other bytes."""
+    with open_parent(way, 2 * (128 << 10)) as parent:
+        child = parent.start_child()
+        count = 100_000 if parent.way == "cuda_shm" else 10_000 if parent.device == "cuda" else 1000
+        marks = torch.zeros(127 << 8, dtype=torch.int32, device=parent.device)
+        payload = Tensors({"marks": marks}, torch.zeros(1).numpy())
+        for number in range(count):
+            marks.fill_(number)
+            child.send(payload, "slowly", "0", number)
+        assert child.finish() == f"0 wrong of {count}"
+        assert parent.carrier.carried[parent.way] == count
+        parent.wait_empty()
+
+
+@pytest.mark.gpu
+def test_a_reader_does_not_wait_for_a_sender_that_died_before_its_gpu_was_done() -> None:
+    """In a process of its own, whose GPU may hang. The payload may hold anything; its request is lost anyway."""
+    if not torch.cuda.is_available():
+        pytest.skip("needs a GPU")
+    command = [sys.executable, "-m", "tests.relay.orphan"]
+    done = subprocess.run(command, cwd=ROOT, timeout=100, stdout=subprocess.PIPE, text=True)
+    assert done.stdout.splitlines()[-1] == "went on"
 
 
 @pytest.mark.parametrize(("backend", "module"), [("nixl", "nixl_cu1"), ("mooncake", "mooncake")])

@@ -61,4 +61,15 @@ class CudaRef(_Ref, frozen=True, tag="cuda"):
     pressed: bool = False
 
 
-Ref = ShmRef | NixlRef | MooncakeRef | NcclRef | CudaRef
+class NixlCudaRef(_Ref, frozen=True, tag="nixl_cuda"):
+    """Registered memory of the GPU of the sender's NIXL agent."""
+
+    address: Address
+
+
+class NcclCudaRef(_Ref, frozen=True, tag="nccl_cuda"):
+    """Bytes on the sender's GPU that it sends over NCCL when it is asked for them."""
+
+
+DeviceRef = CudaRef | NixlCudaRef | NcclCudaRef
+Ref = ShmRef | NixlRef | MooncakeRef | NcclRef | DeviceRef

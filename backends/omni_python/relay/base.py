@@ -218,6 +218,8 @@ BACKENDS = {
     "mooncake": "omni_python.relay.mooncake:MooncakeRelay",
     "nccl": "omni_python.relay.nccl:NcclRelay",
     "cuda_shm": "omni_python.relay.cuda_shm:CudaShmRelay",
+    "nixl_cuda": "omni_python.relay.nixl_cuda:NixlCudaRelay",
+    "nccl_cuda": "omni_python.relay.nccl_cuda:NcclCudaRelay",
 }
 """Imported when used: each may need a library of its own."""
 

@@ -14,7 +14,17 @@ from omni_python.proto.codec import EncodedPayload, PayloadDecoder
 from omni_python.proto.errors import OmniError, Unavailable
 from omni_python.proto.messages import Envelope, RelayInfo, Site
 from omni_python.proto.payload import Payload
-from omni_python.proto.refs import CudaRef, MooncakeRef, NcclRef, NixlRef, Ref, ShmRef
+from omni_python.proto.refs import (
+    CudaRef,
+    DeviceRef,
+    MooncakeRef,
+    NcclCudaRef,
+    NcclRef,
+    NixlCudaRef,
+    NixlRef,
+    Ref,
+    ShmRef,
+)
 from omni_python.relay.base import (
     Allocation,
     CreditFn,
@@ -24,9 +34,9 @@ from omni_python.relay.base import (
     TransferFailed,
     open_relay,
 )
-from omni_python.relay.cuda_shm import CudaShmRelay
+from omni_python.relay.device import DeviceRelay
 from omni_python.relay.slots import OutOfSlots
-from omni_python.relay.ways import INLINE_LIMIT, device_way, host_identity, host_way
+from omni_python.relay.ways import DEVICE_RELAYS, INLINE_LIMIT, device_way, host_identity, host_way
 
 _RELAY_OF: dict[type[Ref], str] = {
     ShmRef: "shm",
@@ -34,6 +44,8 @@ _RELAY_OF: dict[type[Ref], str] = {
     MooncakeRef: "mooncake",
     NcclRef: "nccl",
     CudaRef: "cuda_shm",
+    NixlCudaRef: "nixl_cuda",
+    NcclCudaRef: "nccl_cuda",
 }
 
 CUDA_PATIENCE = 1.0
@@ -53,16 +65,19 @@ class Carrier:
         self._backend = settings.backend
         for name in dict.fromkeys(("shm", settings.backend)):
             self._relays[name] = open_relay(name, settings, epoch, credit)
-        self._cuda: CudaShmRelay | None = None
+        gpu = ""
         if settings.gpu is not None:
-            try:
-                self._cuda = self._relays["cuda_shm"] = CudaShmRelay(settings, epoch, credit)
-            except RelayUnavailable as error:
-                log.warning("tensors on the GPU go through the host: %s", error)
+            for name in filter(None, ("cuda_shm", DEVICE_RELAYS.get(settings.backend))):
+                try:
+                    relay = self._relays[name] = open_relay(name, settings, epoch, credit)
+                except RelayUnavailable as error:
+                    log.warning("tensors on the GPU go through the host: %s", error)
+                else:
+                    gpu = relay.gpu.uuid if isinstance(relay, DeviceRelay) else ""
         infos = tuple(RelayInfo(name, relay.announcement()) for name, relay in self._relays.items())
-        self.site = Site(host_identity() if host is None else host, self._cuda.gpu if self._cuda else "", infos)
+        self.site = Site(host_identity() if host is None else host, gpu, infos)
         self._sites: dict[int, Site] = {}
-        self._routes: dict[tuple[int, ...], tuple[bool, str | None]] = {}
+        self._routes: dict[tuple[int, ...], tuple[bool, DeviceRelay[Any] | None]] = {}
         self._decoders = threading.local()
         self.carried: Counter[str] = Counter()
         """Payloads sent, by way."""
@@ -96,14 +111,14 @@ class Carrier:
             raise Unavailable("there is nobody to send to")
         same_host, on_device = self._route(readers)
         encoded = EncodedPayload(payload, keep_cuda=on_device is not None)
-        device: CudaRef | None = None
-        if on_device is not None and self._cuda is not None and encoded.device.nbytes:
+        device: DeviceRef | None = None
+        if on_device is not None and encoded.device.nbytes:
             try:
-                device = self._cuda.put_device(encoded.device, readers, request_id, CUDA_PATIENCE).metadata
+                device = on_device.put_device(encoded.device, readers, request_id, CUDA_PATIENCE).metadata
             except OutOfSlots:
                 encoded = EncodedPayload(payload)
             else:
-                self.carried[on_device] += 1
+                self.carried[on_device.name] += 1
         way = host_way(encoded.nbytes, same_host, self._backend)
         if encoded.nbytes or device is None:
             self.carried[way] += 1
@@ -124,10 +139,11 @@ class Carrier:
 
     def travels(self, envelope: Envelope | None) -> bool:
         """Whether `unpack` has to wait until the bytes have come."""
-        if envelope is None or envelope.ref is None:
-            return False
-        relay = self._relays.get(_RELAY_OF[type(envelope.ref)])
-        return relay is not None and relay.travels
+        for ref in envelope.refs if envelope is not None else ():
+            relay = self._relays.get(_RELAY_OF[type(ref)])
+            if relay is not None and relay.travels:
+                return True
+        return False
 
     def unpack(self, sender: int, envelope: Envelope) -> Payload:
         """The payload; its tensors may be views of the sender's slot, which is credited when they are gone.
@@ -144,10 +160,12 @@ class Carrier:
                 ref = pending[0]
                 views[ref] = self._relay(ref).get_view(sender, ref)
                 pending.pop(0)
-        except OmniError:
+        except Exception as error:
             for ref in pending:
                 self._decline(sender, ref)
-            raise
+            if isinstance(error, OmniError):
+                raise
+            raise TransferFailed(f"a payload could not be fetched: {error}") from error
         buffer = np.frombuffer(envelope.inline, np.uint8) if envelope.ref is None else views[envelope.ref]
         device = None if envelope.device is None else views[envelope.device]
         payload: Payload = decoder.decode(envelope.type, envelope.body, buffer, device)
@@ -185,8 +203,8 @@ class Carrier:
         for relay in self._relays.values():
             relay.close()
 
-    def _route(self, readers: Sequence[int]) -> tuple[bool, str | None]:
-        """Whether all readers are on this host, and which way tensors on a GPU go to them."""
+    def _route(self, readers: Sequence[int]) -> tuple[bool, DeviceRelay[Any] | None]:
+        """Whether all readers are on this host, and what takes tensors on a GPU to all of them."""
         key = tuple(readers)
         route = self._routes.get(key)
         if route is None:
@@ -195,8 +213,10 @@ class Carrier:
             except KeyError:
                 raise Unavailable("the receiving process is gone") from None
             same_host = all(site.host == self.site.host for site in sites)
-            route = same_host, device_way(same_host, all(site.gpu for site in (self.site, *sites)))
-            self._routes[key] = route
+            on_device = self._relays.get(device_way(same_host, self._backend) or "")
+            if not (isinstance(on_device, DeviceRelay) and all(on_device.reaches(reader) for reader in readers)):
+                on_device = None
+            route = self._routes[key] = same_host, on_device
         return route
 
     def _relay(self, ref: Ref) -> Relay[Any]:

@@ -1,4 +1,5 @@
-"""torch.distributed point to point: `isend` and `irecv` between two processes at a time.
+"""torch.distributed point to point: `isend` and `irecv` between two processes at a time. Memory of the host; that of
+GPUs, over NCCL itself: `nccl_cuda`.
 
 Each pair of processes that exchange payloads has a group of its own, made at its first payload. So one dead process
 ends its own pairs and no others, and a restarted one gets new groups. Payloads on the host go over gloo, whose tags
@@ -9,13 +10,10 @@ meet.
 from __future__ import annotations
 
 import queue
-import socket
 import threading
 from collections.abc import Sequence
-from datetime import timedelta
 from typing import Any
 
-import msgspec
 import numpy as np
 
 from omni_python.proto.refs import NcclRef
@@ -27,19 +25,11 @@ from omni_python.relay.base import (
     RelayUnavailable,
     TransferFailed,
 )
+from omni_python.relay.meetings import HOST, TIMEOUT, Meeting, MeetingPlace
 from omni_python.relay.reads import Region
 from omni_python.relay.slots import Slot, Slots
 
-HOST = "127.0.0.1"
-TIMEOUT = timedelta(seconds=30)
-"""For two processes to meet, and for one payload to cross."""
-
 _MAX_TAG = (1 << 31) - 1
-
-
-class _Meeting(msgspec.Struct, array_like=True):
-    rank: int
-    port: int
 
 
 class NcclRelay(Relay[NcclRef]):
@@ -60,13 +50,8 @@ class NcclRelay(Relay[NcclRef]):
         self._credit = credit
         self._region = Region(settings.pool_bytes)
         super().__init__(Slots(settings.pool_bytes))
-        listener = socket.create_server((HOST, 0))  # the store would listen on every interface
-        port = listener.getsockname()[1]
-        self._store = self._dist.TCPStore(
-            HOST, port, is_master=True, wait_for_workers=False, timeout=TIMEOUT, master_listen_fd=listener.detach()
-        )
-        self._announcement = msgspec.msgpack.encode(_Meeting(self._rank, port))
-        self._peers: dict[int, _Meeting] = {}
+        self._place = MeetingPlace(self._rank)
+        self._peers: dict[int, Meeting] = {}
         self._groups: dict[int, Any] = {}
         self._forming: dict[int, threading.Lock] = {}
         self._lock = threading.Lock()
@@ -75,13 +60,10 @@ class NcclRelay(Relay[NcclRef]):
         threading.Thread(target=self._drain, name="omni-nccl-drain", daemon=True).start()
 
     def announcement(self) -> bytes:
-        return self._announcement
+        return self._place.announcement
 
     def introduce(self, epoch: int, announcement: bytes) -> None:
-        try:
-            self._peers[epoch] = msgspec.msgpack.decode(announcement, type=_Meeting)
-        except msgspec.MsgspecError as error:
-            raise TransferFailed(f"a peer's announcement cannot be read: {error}") from error
+        self._peers[epoch] = Meeting.decode(announcement)
 
     # -- sending
 
@@ -195,11 +177,7 @@ class NcclRelay(Relay[NcclRef]):
             rank = int((self._rank, self._epoch) > (meeting.rank, peer))
             if group is None:
                 try:
-                    store = self._store
-                    if rank:
-                        store = dist.TCPStore(
-                            HOST, meeting.port, is_master=False, wait_for_workers=False, timeout=TIMEOUT
-                        )
+                    store = meeting.store() if rank else self._place.store
                     low, high = sorted((self._epoch, peer))
                     options = dist.ProcessGroupGloo._Options()
                     options._devices = [dist.ProcessGroupGloo.create_device(hostname=HOST)]

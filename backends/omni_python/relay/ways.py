@@ -12,6 +12,9 @@ from omni_python.config.topology import Edge, ProcessGroup, Topology
 INLINE_LIMIT = 16 * 1024
 """Bytes of tensors up to which a payload rides in its message: below it a slot costs more than the copy."""
 
+DEVICE_RELAYS = {"nixl": "nixl_cuda", "nccl": "nccl_cuda"}
+"""What carries tensors from GPU to GPU between hosts, by backend; others carry them through the host."""
+
 
 def host_way(nbytes: int, same_host: bool, backend: str) -> str:
     """How a payload's tensors on the host travel: "inline", or by which relay."""
@@ -20,9 +23,10 @@ def host_way(nbytes: int, same_host: bool, backend: str) -> str:
     return "shm" if same_host else backend
 
 
-def device_way(same_host: bool, both_on_gpus: bool) -> str | None:
-    """How tensors on a GPU travel: by which relay, or None: they are copied to the host and go as those do."""
-    return "cuda_shm" if same_host and both_on_gpus else None
+def device_way(same_host: bool, backend: str) -> str | None:
+    """How tensors on a GPU travel where both sides have it: by which relay, or None: they are copied to the host and
+    go as those do."""
+    return "cuda_shm" if same_host else DEVICE_RELAYS.get(backend)
 
 
 def host_identity() -> str:
@@ -61,7 +65,7 @@ def explain(config: PipelineConfig, topology: Topology, edge: Edge) -> Iterator[
         yield Way("processes on other hosts", config.relay_backend, "relay_backend")
 
 
-def relay_gpu(config: PipelineConfig, group: ProcessGroup) -> int | None:
-    """The GPU where a process keeps a pool: its own, unless a stage of it asks for relay.device cpu."""
+def relay_gpu(config: PipelineConfig, group: ProcessGroup, replica: int = 0) -> int | None:
+    """The GPU where a replica of a process keeps a pool: its own, unless a stage of it asks for relay.device cpu."""
     relays = [config.stage(name).relay or RelayConfig() for name in group.stages]
-    return None if any(relay.device == "cpu" for relay in relays) else group.gpu
+    return None if any(relay.device == "cpu" for relay in relays) else group.gpu_of(replica)

@@ -14,7 +14,8 @@ class NoopParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a client may ask of a no-op pipeline, as `sampling_parameters`.
 
     `nbytes` of data go through the line, or `chunks` chunks of `chunk_bytes` over the streaming edge. `delay` is the
-    seconds of work in stage `delay_stage`; `fail_stage` names a stage that fails.
+    seconds of work in stage `delay_stage`; `fail_stage` names a stage that fails. `timed` asks the line how long its
+    data took from the first stage to the last.
     """
 
     nbytes: int = 0
@@ -23,6 +24,7 @@ class NoopParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     delay: float = 0.0
     delay_stage: str = "b"
     fail_stage: str = ""
+    timed: bool = False
 
     @classmethod
     def of(cls, request: OmniRequest) -> NoopParams:
@@ -34,7 +36,8 @@ class NoopParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Block(Payload):
-    """Some bytes, uint8 [nbytes], on their way through."""
+    """Some bytes, uint8 [nbytes], on their way through. `sent` is the system's monotonic clock in seconds."""
 
     params: NoopParams
     data: np.ndarray
+    sent: float = 0.0

@@ -36,7 +36,7 @@ def create_source() -> Scheduler:
     def compute(request: OmniRequest) -> Block:
         params = NoopParams.of(request)
         _act("a", params)
-        return Block(params, _pattern(params.nbytes))
+        return Block(params, _pattern(params.nbytes), time.monotonic())
 
     return SimpleScheduler(compute)
 
@@ -52,12 +52,16 @@ def create_pass(stage: str = "b", abort_log: str | None = None) -> Scheduler:
 
 
 def create_sink(stage: str = "c") -> Scheduler:
-    """A terminal stage: Block -> its size and checksum as JSON text."""
+    """A terminal stage: Block -> its size and last byte as JSON text, and the time that it took to come if asked."""
 
     def compute(block: Block) -> TextOutput:
+        taken = time.monotonic() - block.sent
         _act(stage, block.params)
         last = int(block.data[-1]) if len(block.data) else 0
-        return TextOutput(msgspec.json.encode({"nbytes": len(block.data), "last": last}).decode(), "stop")
+        report: dict[str, float] = {"nbytes": len(block.data), "last": last}
+        if block.params.timed:
+            report["two_edges_us"] = taken * 1e6
+        return TextOutput(msgspec.json.encode(report).decode(), "stop")
 
     return SimpleScheduler(compute)
 

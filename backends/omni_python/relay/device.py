@@ -1,0 +1,185 @@
+"""What the ways between GPUs share: one GPU as torch and CUDA's runtime see it, and views whose end the GPU must pass.
+
+Everything here is ordered on torch's default stream of the process's GPU, after torch's rule for tensors that cross
+streams: whoever writes or reads them on another stream orders it with that one, before the first use and before the
+last view is dropped.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+import weakref
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from omni_python.proto.codec import DevicePart
+from omni_python.relay.base import PUT_TIMEOUT, R, Relay, RelayOperation, RelayUnavailable, TransferFailed
+from omni_python.relay.slots import Slot
+
+GRAIN = 64 << 10
+"""Bytes: slots of a pool on a GPU are multiples of this."""
+
+POLL = 50e-6
+"""Seconds between looks whether the GPU has come past the end of a view."""
+
+log = logging.getLogger(__name__)
+
+
+class Gpu:
+    """The GPU with this index, its context made. Raises `RelayUnavailable` where a library or the GPU is missing."""
+
+    def __init__(self, relay: str, index: int | None) -> None:
+        try:
+            import torch
+            from cuda.bindings import runtime
+        except ImportError as error:
+            raise RelayUnavailable(
+                f"relay {relay} needs torch and cuda-bindings: pip install cuda-bindings ({error})"
+            ) from None
+        if not torch.cuda.is_available():
+            raise RelayUnavailable(f"relay {relay} needs an NVIDIA GPU that torch can use")
+        if index is None:
+            raise RelayUnavailable(f"relay {relay} needs to know the process's GPU")
+        self.torch: Any = torch
+        self.runtime: Any = runtime
+        self.index = index
+        self.device = torch.device("cuda", index)
+        torch.zeros(1, device=self.device)  # torch makes the context, not a thread of some library
+        self.uuid = str(torch.cuda.get_device_properties(self.device).uuid)
+
+    def current(self) -> Any:
+        """A context manager: this GPU is the thread's."""
+        return self.torch.cuda.device(self.device)
+
+    def bind(self) -> None:
+        """Make this GPU's context the thread's for libraries that ask the driver for it; torch and CUDA's runtime bind
+        it when they first need it, which a new thread's libraries may come before."""
+        self.call(self.runtime.cudaSetDevice(self.index))
+
+    def stream(self) -> int:
+        """torch's current stream on this GPU."""
+        return int(self.torch.cuda.current_stream(self.device).cuda_stream)
+
+    def malloc(self, nbytes: int) -> int:
+        """The address of memory outside torch's allocator: a handle of it, or a registration, names it and no more."""
+        with self.current():
+            return int(self.call(self.runtime.cudaMalloc(nbytes)))
+
+    def free(self, pointer: int) -> None:
+        with self.current():
+            self.call(self.runtime.cudaFree(pointer))
+
+    def tensor(self, pointer: int, nbytes: int) -> Any:
+        """A uint8 tensor [nbytes] over memory on this GPU."""
+        return self.torch.as_tensor(_Pointer(pointer, nbytes), device=self.device)
+
+    def leased(self, pointer: int, nbytes: int, end: Callable[[], object]) -> Any:
+        """The same; `end` is called when its storage is gone, perhaps inside the garbage collector."""
+        lease = _Pointer(pointer, nbytes)  # which the tensor's storage keeps
+        tensor = self.torch.as_tensor(lease, device=self.device)
+        weakref.finalize(lease, end).atexit = False
+        return tensor
+
+    def reads_from(self, uuid: str) -> bool:
+        """Whether memory of the GPU with this UUID can be read from this one; True for one that is not visible here."""
+        count = self.torch.cuda.device_count()
+        uuids = [str(self.torch.cuda.get_device_properties(index).uuid) for index in range(count)]
+        if uuid == self.uuid or uuid not in uuids:
+            return True
+        return bool(self.torch.cuda.can_device_access_peer(self.index, uuids.index(uuid)))
+
+    def call(self, result: tuple[Any, ...]) -> Any:
+        """The value of a call of CUDA's runtime; raises `TransferFailed` with CUDA's words."""
+        error, *values = result
+        if int(error) != 0:
+            raise TransferFailed(f"CUDA: {self.runtime.cudaGetErrorString(error)[1].decode()}")
+        return values[0] if values else None
+
+
+class Leases:
+    """Calls back once the GPU has come past all work that was queued on its default stream when a view ended."""
+
+    def __init__(self, gpu: Gpu) -> None:
+        self._gpu = gpu
+        self._ended: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="omni-leases", daemon=True)
+        self._thread.start()
+
+    def end(self, then: Callable[[], object]) -> None:
+        """From any thread, and inside the garbage collector."""
+        self._ended.put(then)
+
+    def view(self, pointer: int, nbytes: int, then: Callable[[], object]) -> Any:
+        """A uint8 tensor [nbytes] over memory of this GPU, whose end is noticed."""
+        return self._gpu.leased(pointer, nbytes, lambda: self._ended.put(then))
+
+    def close(self) -> None:
+        """Wait for the GPU once, and call back for everything that has ended."""
+        self._ended.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            while self._wait_and_call():
+                pass
+        except Exception:  # the GPU is lost, and with it everything on it
+            log.exception("slots on the GPU are no longer given back")
+
+    def _wait_and_call(self) -> bool:
+        """What has ended since the last look, in one batch; False at the end of all."""
+        ended = [self._ended.get()]
+        while not self._ended.empty():
+            ended.append(self._ended.get())
+        with self._gpu.current():
+            past = self._gpu.torch.cuda.Event()
+            # The legacy default stream comes after all work that blocking streams were given before.
+            past.record(self._gpu.torch.cuda.default_stream(self._gpu.device))
+            while not past.query():
+                time.sleep(POLL)
+        for then in ended:
+            if then is not None:
+                then()
+        return None not in ended
+
+
+class DeviceRelay(Relay[R]):
+    """A way for the CUDA tensors of payloads (`DevicePart`) alone; what stays on the host goes another way.
+
+    `get_view` returns a uint8 CUDA tensor [nbytes] on this process's GPU, ordered on torch's current stream."""
+
+    gpu: Gpu
+
+    @abstractmethod
+    def put_device(
+        self, part: DevicePart, readers: Sequence[int], request_id: str = "", timeout: float = PUT_TIMEOUT
+    ) -> RelayOperation[R]:
+        """Offer a payload's CUDA tensors as they are after what torch's current stream was given. Raises like `put`."""
+
+    @abstractmethod
+    def reaches(self, reader: int) -> bool:
+        """Whether the peer with this epoch can read from this process's GPU."""
+
+    def _room(self, nbytes: int, request_id: str, timeout: float) -> tuple[Slot, np.ndarray]:
+        raise TransferFailed(f"{self.name} carries tensors on a GPU alone")
+
+    def _offer(self, slot: Slot, memory: np.ndarray, readers: Sequence[int]) -> RelayOperation[R]:
+        raise TransferFailed(f"{self.name} carries tensors on a GPU alone")
+
+
+class _Pointer:
+    """Memory that torch has not allocated, in the form in which it takes such."""
+
+    def __init__(self, pointer: int, nbytes: int) -> None:
+        self.__cuda_array_interface__ = {
+            "shape": (nbytes,),
+            "typestr": "|u1",
+            "data": (pointer, False),
+            "version": 3,
+            "strides": None,
+        }
