@@ -10,7 +10,7 @@ import torch
 from omni_python.layers.decoder import Decoder, DecoderConfig
 from omni_python.layers.kv_cache import PAGE_TOKENS
 from omni_python.proto.errors import InvalidArgument
-from omni_python.scheduling.memory_budget import KVBudget, kv_bytes_per_token, pieces_that_fit, prefill_bytes
+from omni_python.scheduling.memory_budget import KVBudget, encoder_pieces, kv_bytes_per_token, prefill_bytes
 
 GIB = 1 << 30
 THINKER = DecoderConfig(
@@ -102,6 +102,10 @@ def test_more_than_fits_is_refused_with_the_sum() -> None:
 
 
 def test_an_encoders_share() -> None:
-    assert pieces_that_fit("image_encoder", 3 * GIB, GIB, 60_000) == 2 * GIB // 60_000
-    with pytest.raises(InvalidArgument, match="image_encoder: its share .* leaves nothing beside 3.00 GiB"):
-        pieces_that_fit("image_encoder", 3 * GIB, 3 * GIB, 60_000)
+    workspaces = 128 << 20
+    assert encoder_pieces("image_encoder", None, 3 * GIB, GIB, 60_000) == (2 * GIB - workspaces) // 60_000
+    assert encoder_pieces("image_encoder", 5000, 3 * GIB, GIB, 60_000) == 5000
+    with pytest.raises(InvalidArgument, match="image_encoder: 40000 pieces .* do not fit; .* at most 33554 pieces"):
+        encoder_pieces("image_encoder", 40_000, 3 * GIB, GIB, 60_000)
+    with pytest.raises(InvalidArgument, match="at most 0 pieces .*; give the stage a larger"):
+        encoder_pieces("image_encoder", None, 3 * GIB, 3 * GIB, 60_000)

@@ -15,6 +15,9 @@ not measured, since other processes come and go on the card meanwhile. Its first
 GRAPH_BYTES = 512 << 20
 """Kept free in the share of an autoregressive stage: CUDA graphs, workspaces of libraries, fragments of blocks."""
 
+ENCODER_BYTES = 128 << 20
+"""The same for an encoder, which captures no graphs."""
+
 
 def kv_bytes_per_token(config: DecoderConfig, itemsize: int) -> int:
     """Bytes of one token's keys and values in every layer, in numbers of `itemsize` bytes."""
@@ -71,15 +74,18 @@ class KVBudget:
         )
 
 
-def pieces_that_fit(stage: str, share: int, weights: int, bytes_each: int) -> int:
-    """How many patches or frames of `bytes_each` an encoder can compute at once in its `share` of a GPU's memory."""
-    fitting = (share - weights) // bytes_each
-    if fitting < 1:
-        raise InvalidArgument(
-            f"{stage}: its share of the GPU's memory, {gib(share)}, leaves nothing beside {gib(weights)} of weights; "
-            "give the stage a larger total_gpu_memory_fraction"
-        )
-    return fitting
+def encoder_pieces(stage: str, asked: int | None, share: int, weights: int, bytes_each: int) -> int:
+    """How many patches or frames of `bytes_each` an encoder computes at once in its `share` of a GPU's memory: as many
+    as were `asked` for, or as fit. Raises `InvalidArgument` for more than fit."""
+    largest = max(0, share - weights - ENCODER_BYTES) // bytes_each
+    if largest and (asked is None or asked <= largest):
+        return asked or largest
+    what = "" if asked is None else f"{asked} pieces at once do not fit; "
+    raise InvalidArgument(
+        f"{stage}: {what}its share of the GPU's memory, {gib(share)}, holds {gib(weights)} of weights, "
+        f"{gib(ENCODER_BYTES)} of workspaces and at most {largest} pieces of {bytes_each} bytes; give the stage a "
+        "larger total_gpu_memory_fraction"
+    )
 
 
 def gib(count: int) -> str:
