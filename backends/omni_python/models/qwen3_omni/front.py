@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from omni_python.models.qwen3_omni.dummy import LoadFormat
-from omni_python.models.qwen3_omni.encoders import AudioEncoder, VisionEncoder
+from omni_python.models.qwen3_omni.encoders import DEFAULT_FRAMES, DEFAULT_PATCHES, AudioEncoder, VisionEncoder
 from omni_python.models.qwen3_omni.payloads import ThinkerInput
 from omni_python.models.qwen3_omni.placement import Dtype, placement
 from omni_python.models.qwen3_omni.preprocess import Preprocessor
+from omni_python.proto.errors import InvalidArgument
+from omni_python.scheduling.device_memory import StageMemory, stage_memory
+from omni_python.scheduling.memory_budget import encoder_pieces
 from omni_python.scheduling.simple import SimpleScheduler
 
 
@@ -16,19 +19,57 @@ def create_preprocessing(model_path: str, speech: bool = True, workers: int = 1)
 
 
 def create_image_encoder(
-    model_path: str, gpu_id: int | None = None, load_format: LoadFormat = "auto", dtype: Dtype = "auto"
+    model_path: str,
+    gpu_id: int | None = None,
+    max_batch_patches: int | None = None,
+    max_batch: int = 8,
+    load_format: LoadFormat = "auto",
+    dtype: Dtype = "auto",
+    total_gpu_memory_fraction: float | None = None,
 ) -> SimpleScheduler:
-    """VisionInput -> VisionEmbeds, for images and videos."""
+    """VisionInput -> VisionEmbeds, for images and videos: of at most `max_batch` requests that wait, together.
+
+    `max_batch_patches` (16 x 16 pixels of a picture, or of two frames of a video) go through the tower at once; None
+    takes as many as fit into the stage's share of its GPU's memory, without a share a default.
+    """
     torch_dtype, device = placement(gpu_id, dtype)
-    return SimpleScheduler(VisionEncoder(model_path, device, torch_dtype, load_format))
+    memory = stage_memory(gpu_id, total_gpu_memory_fraction)
+    encoder = VisionEncoder(model_path, device, torch_dtype, load_format)
+    sizes = (memory, memory.held() if memory else 0, encoder.bytes_per_patch)
+    encoder.max_batch_patches = _fitting("image_encoder", max_batch_patches, DEFAULT_PATCHES, *sizes)
+    return SimpleScheduler(compute_batch=encoder.encode, max_batch_size=max_batch)
 
 
 def create_audio_encoder(
-    model_path: str, gpu_id: int | None = None, load_format: LoadFormat = "auto", dtype: Dtype = "auto"
+    model_path: str,
+    gpu_id: int | None = None,
+    max_batch_frames: int | None = None,
+    max_batch: int = 8,
+    load_format: LoadFormat = "auto",
+    dtype: Dtype = "auto",
+    total_gpu_memory_fraction: float | None = None,
 ) -> SimpleScheduler:
-    """AudioInput -> AudioEmbeds."""
+    """AudioInput -> AudioEmbeds, of at most `max_batch` requests that wait, together.
+
+    `max_batch_frames` (100 a second) go through the tower at once; None as for the image encoder.
+    """
     torch_dtype, device = placement(gpu_id, dtype)
-    return SimpleScheduler(AudioEncoder(model_path, device, torch_dtype, load_format))
+    memory = stage_memory(gpu_id, total_gpu_memory_fraction)
+    encoder = AudioEncoder(model_path, device, torch_dtype, load_format)
+    sizes = (memory, memory.held() if memory else 0, encoder.bytes_per_frame)
+    encoder.max_batch_frames = _fitting("audio_encoder", max_batch_frames, DEFAULT_FRAMES, *sizes)
+    return SimpleScheduler(compute_batch=encoder.encode, max_batch_size=max_batch)
+
+
+def _fitting(
+    stage: str, asked: int | None, default: int, memory: StageMemory | None, weights: int, bytes_each: int
+) -> int:
+    """`asked` patches or frames; else as many as fit into `memory` beside the weights, or the default without it."""
+    if asked is not None and asked < 1:
+        raise InvalidArgument(f"{stage}: at least one patch or frame goes through the tower at once, not {asked}")
+    if memory is None:
+        return asked or default
+    return encoder_pieces(stage, asked, memory.share, weights, bytes_each)
 
 
 def create_aggregate() -> SimpleScheduler:
