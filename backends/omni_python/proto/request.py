@@ -18,17 +18,23 @@ class TextPart(msgspec.Struct, tag="text", frozen=True):
 
 
 class AudioPart(msgspec.Struct, tag="audio", frozen=True):
-    """Either `data`, an encoded file (wav, mp3, ...) as uint8 [n], or `samples`: float32 mono [n] at `sample_rate`."""
+    """Either `data`, an encoded file (wav, mp3, ...) as uint8 [n], or `samples`: float32 mono [n] at `sample_rate`.
+
+    Of each kind of media, `url` tells where the client says that the file lies: the whole http(s) or file URL, with
+    empty `data` until it is got, or just "data:" where `data` came in one.
+    """
 
     data: np.ndarray | None = None
     samples: np.ndarray | None = None
     sample_rate: int | None = None
+    url: str | None = None
 
 
 class ImagePart(msgspec.Struct, tag="image", frozen=True):
     """An encoded image file (png, jpeg, webp, ...) as uint8 [n]."""
 
     data: np.ndarray
+    url: str | None = None
 
 
 class VideoPart(msgspec.Struct, tag="video", frozen=True):
@@ -36,6 +42,7 @@ class VideoPart(msgspec.Struct, tag="video", frozen=True):
 
     data: np.ndarray
     use_audio: bool = True
+    url: str | None = None
 
 
 ContentPart = TextPart | AudioPart | ImagePart | VideoPart

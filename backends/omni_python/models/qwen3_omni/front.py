@@ -2,20 +2,38 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from omni_python.models.qwen3_omni.dummy import LoadFormat
 from omni_python.models.qwen3_omni.encoders import DEFAULT_FRAMES, DEFAULT_PATCHES, AudioEncoder, VisionEncoder
 from omni_python.models.qwen3_omni.payloads import ThinkerInput
 from omni_python.models.qwen3_omni.placement import Dtype, placement
 from omni_python.models.qwen3_omni.preprocess import Preprocessor
+from omni_python.preprocessing.media.loader import MediaLoader
+from omni_python.preprocessing.media.policy import MediaPolicy
 from omni_python.proto.errors import InvalidArgument
+from omni_python.proto.request import OmniRequest
+from omni_python.scheduling.base import Scheduler
+from omni_python.scheduling.cancellation import CancelToken
 from omni_python.scheduling.device_memory import StageMemory, stage_memory
 from omni_python.scheduling.memory_budget import encoder_pieces
+from omni_python.scheduling.prepared import PreparedScheduler
 from omni_python.scheduling.simple import SimpleScheduler
 
 
-def create_preprocessing(model_path: str, speech: bool = True, workers: int = 1) -> SimpleScheduler:
-    """OmniRequest -> Preprocessed. `speech`: whether the pipeline has the speech stages."""
-    return SimpleScheduler(Preprocessor(model_path, speech), workers=workers)
+def create_preprocessing(
+    model_path: str, speech: bool = True, workers: int = 1, media: dict[str, Any] | None = None
+) -> Scheduler:
+    """OmniRequest -> Preprocessed. `speech`: whether the pipeline has the speech stages; `media`: a `MediaPolicy`."""
+    loader = MediaLoader(MediaPolicy.of(media))
+    compute = SimpleScheduler(Preprocessor(model_path, speech, loader), workers=workers)
+    if not loader.policy.fetches:
+        return compute
+
+    def fetch(request: OmniRequest, token: CancelToken) -> OmniRequest:
+        return loader.load(request, token.is_cancelled)
+
+    return PreparedScheduler(compute, fetch, loader.needs_fetch, loader.policy.max_fetching)
 
 
 def create_image_encoder(

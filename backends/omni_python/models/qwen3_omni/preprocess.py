@@ -18,6 +18,8 @@ from omni_python.models.qwen3_omni.prompt import PromptBuilder, VideoSpan
 from omni_python.models.qwen3_omni.rope import RopeIndex
 from omni_python.preprocessing.audio import decode_audio, resample
 from omni_python.preprocessing.image import decode_image
+from omni_python.preprocessing.media.loader import MediaLoader
+from omni_python.preprocessing.media.policy import MediaPolicy
 from omni_python.preprocessing.video import Sampling, decode_video, probe_video
 from omni_python.proto.errors import InvalidArgument
 from omni_python.proto.request import (
@@ -56,10 +58,11 @@ class Preprocessor:
     which says what would be valid.
     """
 
-    def __init__(self, model_path: str | Path, speech: bool) -> None:
+    def __init__(self, model_path: str | Path, speech: bool, media: MediaLoader | None = None) -> None:
         config = load_config(model_path)
         thinker = config["thinker_config"]
         self.speech = speech
+        self._media = media or MediaLoader(MediaPolicy())
         self.voices: list[str] = sorted((config.get("talker_config") or {}).get("speaker_id") or {})
         if speech and not self.voices:
             raise CheckpointError(f"checkpoint {str(model_path)!r} cannot speak: its talker_config has no speaker_id")
@@ -79,7 +82,7 @@ class Preprocessor:
         _check_messages(request.messages)
         options = self._options(request)
         text = self._prompt.render(request.messages)
-        media = self._load(request.messages)
+        media = self._load(self._media.load(request).messages)
         vision = _vision_input(media)
         audio = self._hear(media.clips) if media.clips else None
         input_ids = self._expand(text, media, audio)

@@ -1,0 +1,1 @@
+"""Where the media of a request may come from, and getting them from there by the policy."""
