@@ -49,8 +49,9 @@ def factory_kwargs(
 
     Injected where the factory names the parameter and the declaration leaves it out: `model_path` (the one given here,
     as resolved by `resolved_model_path`, else the configuration's), `gpu_id` (the rank's GPU, for a stage on a GPU),
-    and `tp_rank` and `tp_size`. `total_gpu_memory_fraction` also serves placement and is left out where the factory
-    does not take it. Raises `ConfigError` for arguments that the factory does not take or lacks.
+    `tp_rank` and `tp_size`, `gpu_ids` (those of all ranks) and `process`. `total_gpu_memory_fraction` also serves
+    placement and is left out where the factory does not take it. Raises `ConfigError` for arguments that the factory
+    does not take or lacks.
     """
     factory = resolve_dotted(stage.factory, f"stages.{stage.name}.factory")
     parameters = inspect.signature(factory).parameters
@@ -61,6 +62,8 @@ def factory_kwargs(
         "model_path": model_path or config.model_path,
         "tp_rank": tp_rank,
         "tp_size": stage.tp_size,
+        "gpu_ids": list(stage.gpus),
+        "process": stage.process_name,
     }
     if stage.gpus:
         injected["gpu_id"] = stage.gpus[tp_rank]
@@ -70,6 +73,9 @@ def factory_kwargs(
     arguments = {**{name: value for name, value in injected.items() if name in named}, **declared}
 
     problems: list[Problem] = []
+    if stage.tp_size > 1 and "tp_size" not in named and not takes_any:
+        message = f"is {stage.tp_size}, but the factory {stage.factory} takes no tp_size: its stage runs in one process"
+        problems.append(Problem(f"stages.{stage.name}.tp_size", message))
     for name in declared:
         if name not in named and not takes_any:
             message = f"the factory {stage.factory} takes no argument {name!r}{did_you_mean(name, named)}"

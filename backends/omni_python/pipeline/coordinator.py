@@ -24,6 +24,7 @@ from omni_python.pipeline.submission import SubmitThreads
 from omni_python.proto.errors import Cancelled, DeadlineExceeded, InvalidArgument, OmniError, Unavailable, Unsupported
 from omni_python.proto.messages import (
     AbortMessage,
+    BrokenMessage,
     CompleteMessage,
     ControlMessage,
     DrainMessage,
@@ -113,6 +114,7 @@ class Coordinator:
         self._leaving: dict[int, Peer] = {}  # epoch -> a process whose model is being unloaded
         self._departed: set[int] = set()  # epochs of processes that were told goodbye
         self._given_up: dict[str, str] = {}  # process -> why it will not come back
+        self._broken: dict[int, str] = {}  # epoch -> what a process said that cannot go on
         self._lock = threading.Lock()
         self._numbers = itertools.count(1)
         self._submissions = SubmitThreads(self.limits.submit_threads, self._submit_safely)
@@ -276,6 +278,9 @@ class Coordinator:
     def _fail_part(self, request: _Request, stages: Collection[str], error: OmniError) -> None:
         """Stages failed a request. Streamed answers that do not depend on them go on to their end, and the request
         fails after that; it fails at once where none is left, or where nothing can be sent before the end anyway."""
+            case BrokenMessage():
+                self._broken[message.epoch] = message.reason
+                self._deaths.kill(message.epoch)
         lost = (self.spec.fed_by(stages) & request.terminals) - request.completed - request.failed
         left = request.terminals - request.completed - request.failed - lost
         if not request.stream or isinstance(error, _WHOLE_REQUEST) or (left and not lost and not request.failed):
@@ -350,7 +355,7 @@ class Coordinator:
                 if peer is None:
                     continue
                 unloaded = epoch in self._leaving
-                self._lose(peer, "was unloaded" if unloaded else "died")
+                self._lose(peer, "was unloaded" if unloaded else self._broken.pop(epoch, "died"))
                 self._broadcast(self._view())
                 if not unloaded:
                     self._recover(peer.process)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import signal
 import threading
 import time
 from collections.abc import Iterable
@@ -18,6 +20,7 @@ from omni_python.proto.messages import (
     AbortMessage,
     CompleteMessage,
     ControlMessage,
+    BrokenMessage,
     DataReadyMessage,
     GoodbyeMessage,
     LeaveMessage,
@@ -41,6 +44,9 @@ HEARTBEAT = 1.0
 
 CLIENT = "client"
 """The source of what the coordinator submits."""
+
+BROKEN_GRACE = 2.0
+"""Seconds in which the coordinator ends a process that cannot go on; then it ends by itself."""
 
 _COORDINATOR = 0
 """Stands for the epoch of whichever coordinator listens at the well-known address."""
@@ -74,6 +80,8 @@ class StageProcess:
         self._endpoint.connect(_COORDINATOR, coordinator_address(directory, pipeline))
         self._view = (0, 0)  # the coordinator's epoch and the version of its newest PeersMessage
         self._peers: dict[str, Peer] = {}  # by stage
+        for stage in self.stages.values():
+            stage.scheduler.on_broken = self._give_up
         self._dead: set[int] = set()  # epochs of processes that were replaced
         self._released = threading.Event()
         self._deaths = DeathWatch()
@@ -142,6 +150,16 @@ class StageProcess:
             local.on_payload(request_id, source, payload, deadline)
             return
         self._send_data(source, target, request_id, payload, deadline)
+
+    def _give_up(self, reason: str) -> None:
+        """A scheduler cannot go on, so the process has to end: the coordinator does it, and tells its requests why."""
+        log.critical("process %s ends: %s", self.process, reason)
+        try:
+            self._endpoint.send(_COORDINATOR, BrokenMessage(self._endpoint.epoch, reason))
+        except OmniError as error:
+            log.warning("the coordinator does not know: %s", error)
+        time.sleep(BROKEN_GRACE)
+        os.kill(os.getpid(), signal.SIGKILL)
 
     def send_chunk(
         self, source: str, target: str, request_id: str, chunk_id: int, payload: Payload, deadline: float

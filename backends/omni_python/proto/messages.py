@@ -154,6 +154,12 @@ class Peer(msgspec.Struct, array_like=True, frozen=True):
     """A stage process that the coordinator knows."""
 
     process: str
+class BrokenMessage(_Message, frozen=True):
+    """Stage process to coordinator: this process cannot go on, and is to be ended and brought back."""
+
+    reason: str
+
+
     stages: list[str]
     epoch: int
     pid: int
@@ -189,6 +195,7 @@ encode_message = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(ControlMessage).decode
 
 
+    | BrokenMessage
 def decode_message(frame: bytes) -> ControlMessage:
     """Thread-safe, as `encode_message` is. Raises `msgspec.MsgspecError` for anything that is no message."""
     try:

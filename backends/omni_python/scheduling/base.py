@@ -3,10 +3,21 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Mapping
+import logging
+import os
+import signal
+from collections.abc import Callable, Mapping
 
 from omni_python.proto.work import IncomingMessage, OutgoingMessage
 from omni_python.scheduling.fair_queue import FairQueue
+
+log = logging.getLogger(__name__)
+
+
+def end_process(reason: str) -> None:
+    """Leave nothing half alive: what waits for this process notices its death."""
+    log.critical("this process ends: %s", reason)
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 class Scheduler(abc.ABC):
@@ -22,6 +33,9 @@ class Scheduler(abc.ABC):
     def __init__(self) -> None:
         self.inbox: FairQueue[IncomingMessage] = FairQueue()
         self.outbox: FairQueue[OutgoingMessage] = FairQueue()
+        self.on_broken: Callable[[str], None] = end_process
+        """Called on any thread, at most once, with the reason why this scheduler can never go on; must end the process.
+        """
 
     @abc.abstractmethod
     def start(self) -> None:

@@ -15,6 +15,8 @@ from omni_python.proto.errors import InvalidArgument, Unavailable
 from omni_python.proto.work import IncomingMessage
 from omni_python.scheduling.loop import LoopScheduler
 from omni_python.sglang_engine.engine import Choice, Engine, EngineConfig
+from omni_python.sglang_engine.followers import RankGroup
+from omni_python.sglang_engine.parallel import LeadingEngine
 
 logger = logging.getLogger(__name__)
 
@@ -58,16 +60,24 @@ class OmniScheduler(LoopScheduler, Generic[R]):
         identity: PromptIdentity[R],
         config: EngineConfig,
         name: str = "ar",
+        ranks: RankGroup | None = None,
     ) -> None:
-        """`make_runner` gets the engine with its weights loaded."""
+        """`make_runner` gets the engine with its weights loaded. With `ranks` this process is their rank 0."""
         super().__init__(name)
         self._jobs: dict[str, _Job[R]] = {}
         self._identity = identity
         self._feedback = config.feedback
         self._max_running = config.max_running
         self._stepped: list[R] = []
-        self.engine = Engine(config, self)
+        if ranks is None:
+            self.engine = Engine(config, self)
+        else:
+            self.engine = LeadingEngine(config, self, ranks, lambda reason: self.on_broken(reason))
         self._runner = make_runner(self.engine)
+
+    def stop(self) -> None:
+        super().stop()
+        self.engine.close()
 
     def stats(self) -> Mapping[str, int]:
         return {

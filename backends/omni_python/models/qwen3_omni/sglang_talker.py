@@ -18,12 +18,14 @@ from omni_python.scheduling.omni_scheduler import OmniScheduler
 from omni_python.sglang_engine.engine import Engine, EngineConfig
 
 
+from omni_python.sglang_engine.followers import RankGroup
 def talker_scheduler(
     path: str | Path,
     config: Any,
     gpu_id: int | None,
     sizes: tuple[int, int, int],
-    make_runner: Callable[[Talker], TalkerModelRunner],
+    make_runner: Callable[[Talker], SGLangTalkerRunner],
+    ranks: RankGroup | None = None,
 ) -> OmniScheduler[TalkerRequest]:
     """As `sglang_thinker.thinker_scheduler`. Nothing is shared between requests, and no prompt is cut into pieces."""
     dtype = torch.float32 if gpu_id is None else torch.bfloat16
@@ -47,7 +49,7 @@ def talker_scheduler(
     def runner(engine: Engine) -> TalkerModelRunner:
         return make_runner(_talker_on(engine, path, config, dtype))
 
-    return OmniScheduler(runner, _TalkerIdentity(), engine_config, "talker")
+    return OmniScheduler(runner, _TalkerIdentity(), engine_config, "talker", ranks)
 
 
 def _talker_on(engine: Engine, path: str | Path, config: Any, dtype: torch.dtype) -> Talker:

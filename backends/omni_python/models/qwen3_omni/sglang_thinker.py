@@ -16,6 +16,7 @@ from omni_python.models.qwen3_omni.weights import fill
 from omni_python.proto.errors import OmniError
 from omni_python.scheduling.omni_scheduler import OmniScheduler
 from omni_python.sglang_engine.engine import Engine, EngineConfig
+from omni_python.sglang_engine.followers import RankGroup
 
 
 def thinker_scheduler(
@@ -28,6 +29,7 @@ def thinker_scheduler(
     speech: bool,
 ) -> OmniScheduler[ThinkerRequest]:
     """For the checkpoint at `path`, whose `Qwen3OmniMoeConfig` is `config`.
+    ranks: RankGroup | None = None,
 
     `sizes`: requests that run at once, tokens of the KV cache, and prompt tokens a step.
     """
@@ -46,7 +48,11 @@ def thinker_scheduler(
         tap=config.talker_config.accept_hidden_layer if speech else None,
     )
     identity = ThinkerIdentity(media, text.vocab_size)
-    return OmniScheduler(lambda engine: make_runner(thinker_on(engine, config)), identity, engine_config, "thinker")
+
+    def runner(engine: Engine) -> ThinkerModelRunner:
+        return make_runner(thinker_on(engine, config))
+
+    return OmniScheduler(runner, identity, engine_config, "thinker", ranks)
 
 
 def text_config(text: Any) -> dict[str, Any]:

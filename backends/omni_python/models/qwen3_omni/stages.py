@@ -14,7 +14,8 @@ from typing import Any, Literal, get_args
 
 import torch
 
-from omni_python.layers.decoder import Decoder
+from torch import nn
+from omni_python.layers.decoder import Decoder, DecoderConfig
 from omni_python.layers.fused_decoder import unsupported
 from omni_python.models.qwen3_omni.checkpoint import load_json
 from omni_python.models.qwen3_omni.code2wav import load_code2wav
@@ -35,6 +36,7 @@ from omni_python.scheduling.code2wav import Code2WavScheduler
 from omni_python.scheduling.device_memory import stage_memory
 from omni_python.scheduling.torch_scheduler import TorchScheduler
 
+from omni_python.sglang_engine.followers import RankGroup
 Engine = Literal["torch", "sglang"]
 """What runs an autoregressive stage: `TorchScheduler`, or `OmniScheduler` with the `sglang` extra installed."""
 
@@ -59,9 +61,13 @@ def create_thinker(
     dtype: Dtype = "auto",
     total_gpu_memory_fraction: float | None = None,
 ) -> Scheduler:
-    """`talker_stage` None for a pipeline that answers in text alone."""
+    """`talker_stage` None for a pipeline that answers in text alone. With `tp_size` above 1, in processes named after
+    `process`, each on one of `gpu_ids`."""
     config = model_config(model_path)
     thinker_config = config.thinker_config
+    tp_size: int = 1,
+    gpu_ids: Sequence[int] = (),
+    process: str = "thinker",
     media = MediaTokens(thinker_config.image_token_id, thinker_config.video_token_id, thinker_config.audio_token_id)
 
     def runner(thinker: Thinker, fused_rows: int = 0) -> ThinkerModelRunner:
@@ -73,22 +79,23 @@ def create_thinker(
             thinker, media, ends, accept_layer, texts, decode_stage, talker_stage, fused_rows, deepstack_layers
         )
 
-    on_sglang = _is_sglang(engine, kernels, load_format, dtype)
+    on_sglang = _is_sglang(engine, kernels)
+    ranks = _ranks(engine, tp_size, process, gpu_ids)
     torch_dtype, device = placement(gpu_id, dtype)
     text = thinker_config.text_config
     limits = (text.max_position_embeddings, max_running, prefill_tokens, 65536)
-    needs = KVNeeds("thinker", decoder_config(text), torch_dtype, *limits)
+    needs = KVNeeds("thinker", _shard(decoder_config(text), tp_size), torch_dtype, *limits)
     memory = stage_memory(gpu_id, total_gpu_memory_fraction)
     if on_sglang:
         from omni_python.models.qwen3_omni import sglang_thinker
 
         with torch.device("meta"):
-            weights = parameter_bytes(Thinker(text), torch_dtype)
+            weights = _rank_bytes(Thinker(text), text, torch_dtype, tp_size)
         if talker_stage is not None:  # the tapped hidden state
             needs = replace(needs, kept_per_token=text.hidden_size * torch_dtype.itemsize)
         sizes = (max_running, needs.tokens(kv_tokens, memory, weights), prefill_tokens)
         return sglang_thinker.thinker_scheduler(
-            model_path, config, gpu_id, sizes, media, runner, talker_stage is not None
+            model_path, config, gpu_id, torch_dtype, dummy, sizes, media, runner, speech, ranks
         )
     thinker = load_thinker(model_path, config, torch_dtype, device, load_format)
     tokens = needs.tokens(kv_tokens, memory, memory.held() if memory else 0)
@@ -117,20 +124,28 @@ def create_talker(
         sizes = (single_frames, frames_per_chunk, fused_rows)
         return TalkerModelRunner(talker, TalkerTokens.of(config), code2wav_stage, *sizes)
 
-    on_sglang = _is_sglang(engine, kernels, load_format, dtype)
+    tp_size: int = 1,
+    gpu_ids: Sequence[int] = (),
+    process: str = "talker_ar",
+    on_sglang = _is_sglang(engine, kernels)
+    ranks = _ranks(engine, tp_size, process, gpu_ids)
+    """`tp_size`, `gpu_ids` and `process` as for the thinker; the code predictor runs on rank 0 alone."""
     torch_dtype, device = placement(gpu_id, dtype)
     text = config.talker_config.text_config
     limits = (text.max_position_embeddings, max_running, prefill_tokens, 131072)
-    needs = KVNeeds("talker", decoder_config(text), torch_dtype, *limits)
+    needs = KVNeeds("talker", _shard(decoder_config(text), tp_size), torch_dtype, *limits)
     memory = stage_memory(gpu_id, total_gpu_memory_fraction)
     if on_sglang:
         from omni_python.models.qwen3_omni import sglang_talker
 
         with torch.device("meta"):
             made = Talker(config.talker_config, config.thinker_config.text_config.vocab_size)
-        weights = parameter_bytes(made, torch_dtype)
+        weights = _rank_bytes(made, text, torch_dtype, tp_size)
         sizes = (max_running, needs.tokens(kv_tokens, memory, weights), prefill_tokens)
-        return sglang_talker.talker_scheduler(model_path, config, gpu_id, sizes, runner)
+        make_runner = partial(runner, SGLangTalkerRunner)
+        return sglang_talker.talker_scheduler(
+            model_path, config, gpu_id, torch_dtype, load_format, sizes, make_runner, ranks
+        )
     talker = load_talker(model_path, config, torch_dtype, device, load_format)
     tokens = needs.tokens(kv_tokens, memory, memory.held() if memory else 0)
     fused_rows = _fused_rows(kernels, "talker", [talker.model, talker.code_predictor.model], max_running)
@@ -185,5 +200,25 @@ def _fused_rows(kernels: str, stage: str, decoders: Sequence[Decoder], max_runni
         return max_running
     if kernels == "fused":
         raise InvalidArgument(f'the {stage} cannot use kernels "fused": {reason}; say "auto" or "plain"')
+def _ranks(engine: str, tp_size: int, process: str, gpu_ids: Sequence[int]) -> RankGroup | None:
+    """The group of a tensor-parallel stage; None for a stage in one process."""
+    if tp_size == 1:
+        return None
+    if engine == "torch":
+        raise InvalidArgument(f'tp_size {tp_size} needs engine "sglang"; engine "torch" runs in one process')
+    return RankGroup(process, tp_size, tuple(gpu_ids))
+
+
+def _shard(decoder: DecoderConfig, tp_size: int) -> DecoderConfig:
+    """What one rank keeps in its KV cache."""
+    return replace(decoder, kv_heads=max(1, decoder.kv_heads // tp_size))
+
+
+def _rank_bytes(module: nn.Module, text: Any, dtype: torch.dtype, tp_size: int) -> int:
+    """Bytes of weights on rank 0, which has whole embeddings and heads beside its shard."""
+    whole = 2 * text.vocab_size * text.hidden_size * dtype.itemsize if tp_size > 1 else 0
+    return parameter_bytes(module, dtype) // tp_size + whole
+
+
     logger.info("the %s decodes with plain operations: of the fused kernels, %s", stage, reason)
     return 0
