@@ -26,13 +26,12 @@ from typing import Any
 
 from omni_python.client import AudioChunk, Finished, OmniClient, TextDelta
 from omni_python.config.compile import compile_pipeline
+from omni_python.config.memory import MEMORY_FRACTION
 from omni_python.config.schema import PipelineConfig
 from omni_python.models.qwen3_omni.config import Qwen3OmniSpeechPipelineConfig
 from omni_python.serve.triton_server import ServerOptions, TritonServer
 
 SAMPLES_PER_FRAME, SAMPLE_RATE = 1920, 24_000
-ON_GPU = ("image_encoder", "audio_encoder", "thinker", "talker_ar", "code2wav")
-MEMORY = {"image_encoder": 0.02, "audio_encoder": 0.02, "thinker": 0.82, "talker_ar": 0.1, "code2wav": 0.02}
 
 
 @dataclass
@@ -48,14 +47,13 @@ class Timing:
 
 
 def pipeline(model_path: Path, gpu: int | None, dummy: bool, overrides: dict[str, dict[str, Any]]) -> PipelineConfig:
-    """The speech pipeline, with its model stages on one GPU if asked for."""
+    """The speech pipeline, with the stages that declare a share of a GPU's memory on that GPU, if asked for."""
     config = Qwen3OmniSpeechPipelineConfig(model_path=str(model_path))
     stages = []
     for stage in config.stages:
         update: dict[str, Any] = {"factory_args": {**stage.factory_args, **overrides.get(stage.name, {})}}
-        if gpu is not None and stage.name in ON_GPU:
+        if gpu is not None and MEMORY_FRACTION in stage.factory_args:
             update["gpu"] = gpu
-            update["factory_args"]["total_gpu_memory_fraction"] = MEMORY[stage.name]
             if dummy:
                 update["factory_args"]["load_format"] = "dummy"
         stages.append(stage.model_copy(update=update))
