@@ -102,8 +102,10 @@ class OmniScheduler(LoopScheduler, Generic[R]):
             self._emit(job.row)
 
     def drop(self, request_id: str) -> None:
-        if self._jobs.pop(request_id, None) is not None:
+        job = self._jobs.pop(request_id, None)
+        if job is not None:
             self.engine.abort(request_id)
+            self._runner.release(job.row)
 
     def work(self) -> bool:
         self._enqueue()
@@ -145,7 +147,9 @@ class OmniScheduler(LoopScheduler, Generic[R]):
                 self._identity.computed(row, partial(self.engine.tapped, row.request_id))
         good = [index for index, row in enumerate(rows) if row.error is None]
         if good:
-            self._runner.advance([rows[index] for index in good], hidden[good], logits[good])
+            if len(good) < len(rows):
+                hidden, logits = hidden[good], logits[good]
+            self._runner.advance([rows[index] for index in good], hidden, logits)
         self._stepped = rows
         return [
             Choice(0, failed=True) if row.error is not None else Choice(row.generated[-1], row.finish_reason)

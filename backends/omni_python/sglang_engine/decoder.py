@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from sglang.srt.distributed import get_pp_group, get_tp_group
 from sglang.srt.layers.logits_processor import LogitsProcessor
+from sglang.srt.layers.utils import MultiPlatformOp
 from sglang.srt.layers.vocab_parallel_embedding import ParallelLMHead
 from sglang.srt.models.qwen2_moe import Qwen2MoeMLP
 from sglang.srt.models.qwen3_moe import Qwen3MoeDecoderLayer, Qwen3MoeForCausalLM, Qwen3MoeSparseMoeBlock
@@ -92,6 +93,8 @@ class OmniDecoder(Qwen3MoeForCausalLM):
         self.last_hidden = torch.zeros(rows, hidden)
         tap = config.omni_tap if self.tp_group.rank_in_group == 0 else None
         self.tapped = None if tap is None else torch.zeros(config.omni_slots, hidden)
+        if self.last_hidden.is_cuda and self.last_hidden.dtype == torch.float32:
+            self._use_plain_operations()
 
     @torch.no_grad()
     def forward(self, input_ids: torch.Tensor, positions: torch.Tensor, forward_batch: Any, **_: Any) -> Any:
@@ -102,7 +105,8 @@ class OmniDecoder(Qwen3MoeForCausalLM):
             lengths = forward_batch.extend_seq_lens
             last = hidden[torch.cumsum(lengths, dim=0) - 1]
         else:
-            embeds = None if self.inputs is None else self.inputs[: len(input_ids)]
+            # The layers write the residual stream over their input.
+            embeds = None if self.inputs is None else self.inputs[: len(input_ids)].clone()
             self.model.layers_to_capture = []
             hidden = last = self.model(input_ids, positions, forward_batch, embeds)
         self.last_hidden[: len(last)].copy_(last)
@@ -114,7 +118,7 @@ class OmniDecoder(Qwen3MoeForCausalLM):
         for part in self.slices:
             embeds[part.at : part.at + part.tokens] = part.prompt.embeds[part.start : part.start + part.tokens]
         tap, layers = self.config.omni_tap, self.config.num_hidden_layers
-        self.model.layers_to_capture = [] if self.tapped is None or tap == layers else [tap]
+        self.model.layers_to_capture = [] if self.tapped is None or tap in (0, layers) else [tap]
         deepstack = self._deepstack(embeds)
         if self.tp_group.world_size > 1:
             self.share(embeds)
@@ -122,8 +126,9 @@ class OmniDecoder(Qwen3MoeForCausalLM):
                 deepstack = embeds.new_empty(len(embeds), self.config.omni_deepstack * embeds.shape[1])
             if deepstack is not None:
                 self.share(deepstack)
+        first = embeds.clone() if self.tapped is not None and tap == 0 else None
         hidden = self.model(input_ids, positions, forward_batch, embeds, input_deepstack_embeds=deepstack)
-        tapped = hidden
+        tapped = hidden if first is None else first
         if self.model.layers_to_capture:
             hidden, (tapped,) = hidden
         if self.tapped is not None:
@@ -159,6 +164,29 @@ class OmniDecoder(Qwen3MoeForCausalLM):
         parts = [torch.empty_like(shard) for _ in range(group.world_size)] if group.rank_in_group == 0 else None
         torch.distributed.gather(shard, parts, dst=0, group=group.device_group)
         return shard[:0] if parts is None else torch.cat(parts)[: self.config.vocab_size]
+
+    def _use_plain_operations(self) -> None:
+        """SGLang's kernels for experts round to float16 where they are not given bfloat16, and some others take no
+        float32; its plain operations, which it has for compilers, do."""
+        for module in self.modules():
+            if isinstance(module, MultiPlatformOp):
+                module.enter_torch_compile(num_tokens=1)
+
+    @torch.no_grad()
+    def draw_weights(self) -> None:
+        """Random weights; what comes out of a matrix is about as large as what goes in.
+
+        All ranks draw the same, so what they hold whole is equal.
+        """
+        generator = torch.Generator(self.last_hidden.device).manual_seed(0)
+        for name, weight in self.named_parameters():
+            if weight.dim() == 1:
+                weight.fill_(0.0 if name.endswith("bias") else 1.0)
+            else:
+                scale = 0.02 if "embed_tokens" in name else weight.shape[-1] ** -0.5
+                weight.normal_(0.0, scale, generator=generator)
+        if self.config.tie_word_embeddings:
+            self.lm_head.weight.data.copy_(self.model.embed_tokens.weight.data)
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]], is_mtp: bool = False) -> None:
         for parameter in self.parameters():

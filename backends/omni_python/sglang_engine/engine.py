@@ -209,26 +209,27 @@ class Engine:
         known = [(row, self._names[request]) for row, request in enumerate(batch.reqs) if request in self._names]
         if known:
             inputs = self._hooks.decode_embeds([name for _, name in known])
-            self._model.inputs[torch.tensor([row for row, _ in known], device=inputs.device)] = inputs
+            rows = [row for row, _ in known]
+            self._model.inputs[_places(rows, inputs.device)] = inputs
 
     def _sample(self, logits_output: Any, forward_batch: Any) -> torch.Tensor:
         """In place of SGLang's sampler."""
         batch = self._batch
         logits = logits_output.next_token_logits
-        tokens = torch.zeros(len(batch.reqs), dtype=torch.int64)
+        tokens = [0] * len(batch.reqs)
         rows = [
             row
             for row, request in enumerate(batch.reqs)
             if request in self._names and request.inflight_middle_chunks <= 0
         ]
         if rows:
-            index = torch.tensor(rows, device=logits.device)
+            index = _places(rows, logits.device)
             names = [self._names[batch.reqs[row]] for row in rows]
             choices = self._hooks.choose(names, self._model.last_hidden[index], logits[index].float())
             for row, choice in zip(rows, choices, strict=True):
                 tokens[row] = choice.token
                 self._finish(batch.reqs[row], choice)
-        return tokens.to(logits.device)
+        return torch.tensor(tokens, dtype=torch.int64).to(logits.device, non_blocking=True)
 
     def _finish(self, request: Any, choice: Choice) -> None:
         from sglang.srt.managers import schedule_batch
@@ -262,3 +263,10 @@ class Engine:
             if request.rid == output.rid:
                 del self._names[self._requests.pop(name)]
                 self._lost.append(name)
+
+
+def _places(rows: Sequence[int], device: torch.device) -> slice | torch.Tensor:
+    """An index that picks `rows`, which ascend; mostly they are all of the batch, and then nothing is copied."""
+    if len(rows) == rows[-1] + 1:
+        return slice(0, len(rows))
+    return torch.tensor(rows, device=device)

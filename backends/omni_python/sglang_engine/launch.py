@@ -15,6 +15,8 @@ import warnings
 from pathlib import Path
 from typing import Any, Protocol
 
+import torch
+
 from omni_python.proto.errors import OmniError
 from omni_python.sglang_engine import cpu_kernels
 from omni_python.sglang_engine.config import EngineConfig
@@ -57,6 +59,8 @@ def start_scheduler(config: EngineConfig, outputs: Outputs) -> Any:
             'only one stage of a process can have engine "sglang"; give the other one a process of its own, or "torch"'
         )
     cpu_kernels.prepare(config.gpu_id is not None)
+    if config.dtype == torch.float32:
+        os.environ["TRITON_F32_DEFAULT"] = "ieee"  # else its products of float32 keep 10 bits of mantissa
     logging.getLogger("sglang").setLevel(logging.ERROR)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -77,6 +81,7 @@ def _scheduler(config: EngineConfig) -> Any:
     from omni_python.sglang_engine.decoder import OmniDecoder
 
     ModelRegistry.models[OmniDecoder.__name__] = OmniDecoder
+    _size_cache_by_tokens_alone()
     with tempfile.TemporaryDirectory(prefix="omni-sglang-") as directory:
         # A group of one process needs no rendezvous over the network.
         _meet_at(f"file://{directory}/rendezvous" if config.tp_port is None else "env://", config)
@@ -86,7 +91,18 @@ def _scheduler(config: EngineConfig) -> Any:
         channel = f"ipc://{directory}/channel"
         ports = PortArgs(channel, channel, channel, 0, channel, channel, None, None)
         publish(arguments, role="scheduler")
-        return Scheduler(arguments, ports, config.gpu_id or 0, config.tp_rank, 0, 0, 0, 0, None)
+        scheduler = Scheduler(arguments, ports, config.gpu_id or 0, config.tp_rank, 0, 0, 0, 0, None)
+    if config.dummy:
+        scheduler.tp_worker.model_runner.model.draw_weights()
+    return scheduler
+
+
+def _size_cache_by_tokens_alone() -> None:
+    """SGLang sizes the KV cache by the memory that is free while it starts, up to `max_total_tokens`: on a GPU that
+    other processes load on at the same time that is a lottery. How much fits is decided before (`EngineConfig`)."""
+    from sglang.srt.mem_cache.kv_cache_configurator import KVCacheConfigurator
+
+    KVCacheConfigurator._profile_available_bytes = lambda self, pre_model_load_memory: 1 << 60
 
 
 def _meet_at(method: str, config: EngineConfig) -> None:
@@ -114,7 +130,11 @@ def _arguments(config: EngineConfig) -> dict[str, Any]:
         "sampling_backend": "pytorch",
         "grammar_backend": "none",
         "skip_tokenizer_init": True,
+        "load_format": "dummy" if config.dummy else "auto",
+        # The next step cannot be launched before the owner has seen this one's tokens: an answer may end by its text,
+        # and the talker's next input needs a token of the text that comes from elsewhere.
         "disable_overlap_schedule": True,
+        "disable_cuda_graph": not config.cuda_graphs,
         "disable_radix_cache": config.feedback,
         "chunked_prefill_size": -1 if config.feedback else config.prefill_tokens,
         "enable_mixed_chunk": not config.feedback,
@@ -146,5 +166,7 @@ def _model_directory(config: EngineConfig, directory: Path) -> None:
         "omni_feedback": config.feedback,
     }
     (directory / "config.json").write_text(json.dumps({**config.text_config, **extra}), "utf-8")
+    if config.dummy:
+        return
     for file in config.checkpoint.resolve().glob("*.safetensors*"):
         (directory / file.name).symlink_to(file)

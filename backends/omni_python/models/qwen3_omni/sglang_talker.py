@@ -9,26 +9,29 @@ from typing import Any
 import torch
 
 from omni_python.models.qwen3_omni.checkpoint import read_tensors
+from omni_python.models.qwen3_omni.dummy import LoadFormat, draw_weights, is_dummy
+from omni_python.models.qwen3_omni.sglang_talker_runner import SGLangTalkerRunner
 from omni_python.models.qwen3_omni.sglang_thinker import text_config
 from omni_python.models.qwen3_omni.talker import Talker
 from omni_python.models.qwen3_omni.talker_prompt import TalkerTokens
-from omni_python.models.qwen3_omni.talker_runner import TalkerModelRunner, TalkerRequest
+from omni_python.models.qwen3_omni.talker_runner import TalkerRequest
 from omni_python.models.qwen3_omni.weights import fill
 from omni_python.scheduling.omni_scheduler import OmniScheduler
 from omni_python.sglang_engine.engine import Engine, EngineConfig
-
-
 from omni_python.sglang_engine.followers import RankGroup
+
+
 def talker_scheduler(
     path: str | Path,
     config: Any,
     gpu_id: int | None,
+    dtype: torch.dtype,
+    load_format: LoadFormat,
     sizes: tuple[int, int, int],
     make_runner: Callable[[Talker], SGLangTalkerRunner],
     ranks: RankGroup | None = None,
 ) -> OmniScheduler[TalkerRequest]:
     """As `sglang_thinker.thinker_scheduler`. Nothing is shared between requests, and no prompt is cut into pieces."""
-    dtype = torch.float32 if gpu_id is None else torch.bfloat16
     max_running, kv_tokens, prefill_tokens = sizes
     engine_config = EngineConfig(
         text_config=text_config(config.talker_config.text_config),
@@ -39,6 +42,7 @@ def talker_scheduler(
             "talker.codec_head.": "lm_head.",
         },
         dtype=dtype,
+        dummy=is_dummy(load_format),
         gpu_id=gpu_id,
         max_running=max_running,
         kv_tokens=kv_tokens,
@@ -46,28 +50,34 @@ def talker_scheduler(
         feedback=True,
     )
 
-    def runner(engine: Engine) -> TalkerModelRunner:
-        return make_runner(_talker_on(engine, path, config, dtype))
+    def runner(engine: Engine) -> SGLangTalkerRunner:
+        made = make_runner(_talker_on(engine, path, config, dtype, load_format))
+        made.prepare()
+        return made
 
     return OmniScheduler(runner, _TalkerIdentity(), engine_config, "talker", ranks)
 
 
-def _talker_on(engine: Engine, path: str | Path, config: Any, dtype: torch.dtype) -> Talker:
+def _talker_on(engine: Engine, path: str | Path, config: Any, dtype: torch.dtype, load_format: LoadFormat) -> Talker:
     """The talker without its layers: those of the engine, whose embedding and head it shares."""
     device = str(engine.head.device)
-    tensors = {
-        "thinker_embedding.weight": read_tensors(path, "thinker.model.embed_tokens.", dtype, device)["weight"],
+    with torch.device("meta"):
+        talker = Talker(config.talker_config, config.thinker_config.text_config.vocab_size)
+    talker.model.layers = torch.nn.ModuleList()
+    shared = {
         "model.codec_embedding.weight": engine.token_embedding,
         "model.norm.weight": engine.norm,
         "codec_head.weight": engine.head,
     }
+    if is_dummy(load_format):
+        draw_weights(talker, dtype, device)
+        talker.load_state_dict(shared, strict=False, assign=True)
+        return talker.requires_grad_(False)
+    tensors = {"thinker_embedding.weight": read_tensors(path, "thinker.model.embed_tokens.", dtype, device)["weight"]}
     for part in ("text_projection.", "hidden_projection.", "code_predictor."):
         read = read_tensors(path, f"talker.{part}", dtype, device)
         tensors.update({part + name: tensor for name, tensor in read.items()})
-    with torch.device("meta"):
-        talker = Talker(config.talker_config, config.thinker_config.text_config.vocab_size)
-    talker.model.layers = torch.nn.ModuleList()
-    return fill(talker, tensors, "talker")
+    return fill(talker, {**tensors, **shared}, "talker")
 
 
 class _TalkerIdentity:

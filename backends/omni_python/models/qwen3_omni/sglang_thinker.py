@@ -23,15 +23,17 @@ def thinker_scheduler(
     path: str | Path,
     config: Any,
     gpu_id: int | None,
+    dtype: torch.dtype,
+    dummy: bool,
     sizes: tuple[int, int, int],
     media: MediaTokens,
     make_runner: Callable[[Thinker], ThinkerModelRunner],
     speech: bool,
+    ranks: RankGroup | None = None,
 ) -> OmniScheduler[ThinkerRequest]:
     """For the checkpoint at `path`, whose `Qwen3OmniMoeConfig` is `config`.
-    ranks: RankGroup | None = None,
 
-    `sizes`: requests that run at once, tokens of the KV cache, and prompt tokens a step.
+    `dummy`: with random weights. `sizes`: requests that run at once, tokens of the KV cache, and prompt tokens a step.
     """
     text = config.thinker_config.text_config
     max_running, kv_tokens, prefill_tokens = sizes
@@ -39,7 +41,8 @@ def thinker_scheduler(
         text_config=text_config(text),
         checkpoint=Path(path),
         weights={"thinker.model.": "model.", "thinker.lm_head.": "lm_head."},
-        dtype=torch.float32 if gpu_id is None else torch.bfloat16,
+        dtype=dtype,
+        dummy=dummy,
         gpu_id=gpu_id,
         max_running=max_running,
         kv_tokens=kv_tokens,

@@ -9,12 +9,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 import torch
-
 from torch import nn
+
 from omni_python.layers.decoder import Decoder, DecoderConfig
 from omni_python.layers.fused_decoder import unsupported
 from omni_python.models.qwen3_omni.checkpoint import load_json
@@ -35,14 +36,17 @@ from omni_python.scheduling.base import Scheduler
 from omni_python.scheduling.code2wav import Code2WavScheduler
 from omni_python.scheduling.device_memory import stage_memory
 from omni_python.scheduling.torch_scheduler import TorchScheduler
-
 from omni_python.sglang_engine.followers import RankGroup
+
 Engine = Literal["torch", "sglang"]
 """What runs an autoregressive stage: `TorchScheduler`, or `OmniScheduler` with the `sglang` extra installed."""
 
 Kernels = Literal["auto", "plain", "fused"]
-"""What computes the decode steps of engine "torch": plain operations, or fused kernels in captured graphs, which need a
-Hopper GPU and Triton; "auto" takes these where they can run, and logs which."""
+"""What computes decode steps: plain operations, or fused kernels in captured graphs, which need a Hopper GPU and
+Triton; "auto" takes these where they can run, and logs which. With engine "sglang" it is for what the talker does
+beside its backbone."""
+
+Runner = TypeVar("Runner", bound=TalkerModelRunner)
 
 logger = logging.getLogger(__name__)
 
@@ -60,14 +64,14 @@ def create_thinker(
     load_format: LoadFormat = "auto",
     dtype: Dtype = "auto",
     total_gpu_memory_fraction: float | None = None,
+    tp_size: int = 1,
+    gpu_ids: Sequence[int] = (),
+    process: str = "thinker",
 ) -> Scheduler:
     """`talker_stage` None for a pipeline that answers in text alone. With `tp_size` above 1, in processes named after
     `process`, each on one of `gpu_ids`."""
     config = model_config(model_path)
     thinker_config = config.thinker_config
-    tp_size: int = 1,
-    gpu_ids: Sequence[int] = (),
-    process: str = "thinker",
     media = MediaTokens(thinker_config.image_token_id, thinker_config.video_token_id, thinker_config.audio_token_id)
 
     def runner(thinker: Thinker, fused_rows: int = 0) -> ThinkerModelRunner:
@@ -89,11 +93,14 @@ def create_thinker(
     if on_sglang:
         from omni_python.models.qwen3_omni import sglang_thinker
 
+        if kernels == "fused":
+            raise InvalidArgument('kernels "fused" are for the thinker on engine "torch"; SGLang brings its own')
         with torch.device("meta"):
             weights = _rank_bytes(Thinker(text), text, torch_dtype, tp_size)
         if talker_stage is not None:  # the tapped hidden state
             needs = replace(needs, kept_per_token=text.hidden_size * torch_dtype.itemsize)
         sizes = (max_running, needs.tokens(kv_tokens, memory, weights), prefill_tokens)
+        speech, dummy = talker_stage is not None, is_dummy(load_format)
         return sglang_thinker.thinker_scheduler(
             model_path, config, gpu_id, torch_dtype, dummy, sizes, media, runner, speech, ranks
         )
@@ -117,19 +124,20 @@ def create_talker(
     load_format: LoadFormat = "auto",
     dtype: Dtype = "auto",
     total_gpu_memory_fraction: float | None = None,
-) -> Scheduler:
-    config = model_config(model_path)
-
-    def runner(talker: Talker, fused_rows: int = 0) -> TalkerModelRunner:
-        sizes = (single_frames, frames_per_chunk, fused_rows)
-        return TalkerModelRunner(talker, TalkerTokens.of(config), code2wav_stage, *sizes)
-
     tp_size: int = 1,
     gpu_ids: Sequence[int] = (),
     process: str = "talker_ar",
+) -> Scheduler:
+    """`tp_size`, `gpu_ids` and `process` as for the thinker; the code predictor runs on rank 0 alone."""
+    config = model_config(model_path)
+
+    def runner(kind: type[Runner], talker: Talker) -> Runner:
+        fused_rows = _fused_rows(kernels, "talker", [talker.model, talker.code_predictor.model], max_running)
+        sizes = (single_frames, frames_per_chunk, fused_rows)
+        return kind(talker, TalkerTokens.of(config), code2wav_stage, *sizes)
+
     on_sglang = _is_sglang(engine, kernels)
     ranks = _ranks(engine, tp_size, process, gpu_ids)
-    """`tp_size`, `gpu_ids` and `process` as for the thinker; the code predictor runs on rank 0 alone."""
     torch_dtype, device = placement(gpu_id, dtype)
     text = config.talker_config.text_config
     limits = (text.max_position_embeddings, max_running, prefill_tokens, 131072)
@@ -137,6 +145,7 @@ def create_talker(
     memory = stage_memory(gpu_id, total_gpu_memory_fraction)
     if on_sglang:
         from omni_python.models.qwen3_omni import sglang_talker
+        from omni_python.models.qwen3_omni.sglang_talker_runner import SGLangTalkerRunner
 
         with torch.device("meta"):
             made = Talker(config.talker_config, config.thinker_config.text_config.vocab_size)
@@ -148,8 +157,7 @@ def create_talker(
         )
     talker = load_talker(model_path, config, torch_dtype, device, load_format)
     tokens = needs.tokens(kv_tokens, memory, memory.held() if memory else 0)
-    fused_rows = _fused_rows(kernels, "talker", [talker.model, talker.code_predictor.model], max_running)
-    return TorchScheduler(runner(talker, fused_rows), max_running, tokens, prefill_tokens, name="talker")
+    return TorchScheduler(runner(TalkerModelRunner, talker), max_running, tokens, prefill_tokens, name="talker")
 
 
 def create_code2wav(
@@ -162,8 +170,15 @@ def create_code2wav(
     load_format: LoadFormat = "auto",
     dtype: Dtype = "auto",
 ) -> Code2WavScheduler:
-    vocoder = load_code2wav(model_path, model_config(model_path), *placement(gpu_id, dtype), load_format)
-    return Code2WavScheduler(vocoder, chunk_frames, left_context, first_chunk_frames, max_batch=max_batch)
+    torch_dtype, device = placement(gpu_id, dtype)
+    vocoder = load_code2wav(model_path, model_config(model_path), torch_dtype, device, load_format)
+    stream = None if gpu_id is None else torch.cuda.Stream(device)
+    scheduler = Code2WavScheduler(
+        vocoder, chunk_frames, left_context, first_chunk_frames, max_batch=max_batch, stream=stream
+    )
+    if gpu_id is not None:
+        vocoder.prepare(scheduler.window_frames, max_batch)
+    return scheduler
 
 
 def create_decode(model_path: str) -> DecodeScheduler:
@@ -178,28 +193,13 @@ def eos_ids(model_path: str | Path, config: Any) -> list[int]:
     return list(given) if isinstance(given, list) else [given]
 
 
-def _is_sglang(engine: str, kernels: str, load_format: str, dtype: str) -> bool:
+def _is_sglang(engine: str, kernels: str) -> bool:
     for what, given, valid in (("engine", engine, Engine), ("kernels", kernels, Kernels)):
         if given not in get_args(valid):
             raise InvalidArgument(f"{what} {given!r} is not known; valid: {', '.join(get_args(valid))}")
-    if engine == "sglang" and (kernels == "fused" or is_dummy(load_format) or dtype != "auto"):
-        raise InvalidArgument(
-            'kernels "fused", load_format "dummy" and a dtype other than "auto" are for engine "torch"'
-        )
     return engine == "sglang"
 
 
-def _fused_rows(kernels: str, stage: str, decoders: Sequence[Decoder], max_running: int) -> int:
-    """For how many requests decode steps are captured with the fused kernels; 0 where plain operations are used."""
-    if kernels == "plain":
-        return 0
-    reasons = [unsupported(decoder.config, decoder.norm.weight) for decoder in decoders]
-    reason = next((reason for reason in reasons if reason is not None), None)
-    if reason is None:
-        logger.info("the %s decodes with fused kernels", stage)
-        return max_running
-    if kernels == "fused":
-        raise InvalidArgument(f'the {stage} cannot use kernels "fused": {reason}; say "auto" or "plain"')
 def _ranks(engine: str, tp_size: int, process: str, gpu_ids: Sequence[int]) -> RankGroup | None:
     """The group of a tensor-parallel stage; None for a stage in one process."""
     if tp_size == 1:
@@ -220,5 +220,16 @@ def _rank_bytes(module: nn.Module, text: Any, dtype: torch.dtype, tp_size: int) 
     return parameter_bytes(module, dtype) // tp_size + whole
 
 
+def _fused_rows(kernels: str, stage: str, decoders: Sequence[Decoder], max_running: int) -> int:
+    """For how many requests decode steps are captured with the fused kernels; 0 where plain operations are used."""
+    if kernels == "plain":
+        return 0
+    reasons = [unsupported(decoder.config, decoder.norm.weight) for decoder in decoders]
+    reason = next((reason for reason in reasons if reason is not None), None)
+    if reason is None:
+        logger.info("the %s decodes with fused kernels", stage)
+        return max_running
+    if kernels == "fused":
+        raise InvalidArgument(f'the {stage} cannot use kernels "fused": {reason}; say "auto" or "plain"')
     logger.info("the %s decodes with plain operations: of the fused kernels, %s", stage, reason)
     return 0

@@ -11,7 +11,7 @@ import torch
 from omni_python.model_runner.base import NOT_A_NUMBER, ARRequest, PromptInput
 from omni_python.model_runner.feedback import FeedbackARModelRunner
 from omni_python.model_runner.sampler import TokenSampler
-from omni_python.models.qwen3_omni.decode_rows import DecodeInput, TalkerRow
+from omni_python.models.qwen3_omni.decode_rows import DecodeInput, Frame, TalkerRow
 from omni_python.models.qwen3_omni.payloads import AnswerToken, CodecFrames, TalkerPrompt, TalkerResult
 from omni_python.models.qwen3_omni.talker import Talker
 from omni_python.models.qwen3_omni.talker_prompt import TalkerTokens, UserPart, speech_prompt, user_part
@@ -155,14 +155,25 @@ class TalkerModelRunner(FeedbackARModelRunner[TalkerRequest]):
             self.prefill([row for row in rows if not row.computed])
 
     def _decode_step(self, decode: TalkerDecode, rows: Sequence[TalkerRequest]) -> None:
-        inputs = []
         for row in rows:
             if row.place is None:
-                assert row.feedback is not None, "made with the frame of the prompt's step"
-                row.place = decode.admit(row.pages, row.feedback, row.sampler)
-                row.feedback = None
-            inputs.append(DecodeInput(row.place, row.computed, row.rope_delta, self._feedback.text_token(row)))
-        for row, frame in zip(rows, decode.step(inputs), strict=True):
+                row.place = decode.admit(row.pages, self.take_feedback(row), row.sampler)
+        self.take_frames(rows, decode.step([self.decode_input(row) for row in rows]))
+
+    @staticmethod
+    def take_feedback(row: TalkerRequest) -> torch.Tensor:
+        """What the frame of the prompt's step left, for the captured step to keep from here on."""
+        assert row.feedback is not None, "made with the frame of the prompt's step"
+        feedback, row.feedback = row.feedback, None
+        return feedback
+
+    def decode_input(self, row: TalkerRequest) -> DecodeInput:
+        assert row.place is not None
+        return DecodeInput(row.place, row.computed, row.rope_delta, self._feedback.text_token(row))
+
+    def take_frames(self, rows: Sequence[TalkerRequest], frames: Sequence[Frame]) -> None:
+        """What the captured step gave."""
+        for row, frame in zip(rows, frames, strict=True):
             if not frame.valid:
                 row.error = OmniError(NOT_A_NUMBER)
                 continue
