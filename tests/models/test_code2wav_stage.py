@@ -216,3 +216,33 @@ def test_a_vocoder_that_fails_fails_its_batch_alone(run: list[Code2WavScheduler]
     for message in messages("good", random_frames(9), stream=True, piece=9):
         scheduler.inbox.put(message)
     assert sum(len(p.samples) for p in outputs(scheduler, 1)["good"]) == 87
+
+
+def test_windows_padded_to_a_captured_size_have_their_own_samples() -> None:
+    prepared = load_code2wav(checkpoint(), model_config(checkpoint()), torch.float32, "cpu")
+    with torch.inference_mode():
+        prepared.prepare([3, 9], max_batch=4)
+        for count, batch in ((1, 1), (3, 3), (4, 2), (9, 4), (11, 1), (2, 5)):
+            frames = [random_frames(count, seed=count + row) for row in range(batch)]
+            audio = prepared.decode(torch.stack([codes.T for codes in frames])).numpy()
+            np.testing.assert_allclose(audio, np.stack([one_call(codes) for codes in frames]), atol=1e-4)
+
+
+def test_the_lengths_of_windows_are_known_before(run: list[Code2WavScheduler], vocoder: Code2Wav) -> None:
+    lengths: list[int] = []
+
+    class Watched:
+        sample_rate, samples_per_frame, trim = vocoder.sample_rate, vocoder.samples_per_frame, vocoder.trim
+
+        def decode(self, codes: torch.Tensor) -> torch.Tensor:
+            lengths.append(codes.shape[2])
+            return torch.zeros(len(codes), codes.shape[2] * self.samples_per_frame - self.trim)
+
+    scheduler = Code2WavScheduler(Watched(), chunk_frames=5, left_context=12, first_chunk_frames=2)
+    run.append(scheduler)
+    for message in messages("a", random_frames(2 + 5 * 6), stream=True):
+        scheduler.inbox.put(message)
+    scheduler.start()
+    outputs(scheduler, 1)
+    assert scheduler.window_frames == [2, 7, 12, 17]
+    assert lengths == [2, 7, 12, 17, 17, 17, 17]

@@ -19,12 +19,15 @@ class GraphedOnCuda:
     """`function`, captured as a CUDA graph once for each shape of its inputs; on the CPU called as it is.
 
     All inputs and outputs are tensors of one device. `function` must do the same work for equal shapes, without a
-    look at values on the host, and whatever memory it keeps must stay where it is.
+    look at values on the host, and whatever memory it keeps must stay where it is. Calls must be ordered, as those on
+    one stream are: the graphs share their memory.
     """
 
     def __init__(self, function: Callable[..., tuple[torch.Tensor, ...]]) -> None:
         self._function = function
         self._captured: dict[tuple[torch.Size, ...], _Captured] = {}
+        self._stream: torch.cuda.Stream | None = None
+        self._pool: tuple[int, int] | None = None
 
     def __call__(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
         if not inputs[0].is_cuda:
@@ -40,13 +43,16 @@ class GraphedOnCuda:
 
     def _capture(self, inputs: tuple[torch.Tensor, ...]) -> _Captured:
         static = tuple(tensor.clone() for tensor in inputs)
-        stream = torch.cuda.Stream(inputs[0].device)
+        if self._stream is None:
+            self._stream = torch.cuda.Stream(inputs[0].device)
+            self._pool = torch.cuda.graph_pool_handle()
+        stream = self._stream
         stream.wait_stream(torch.cuda.current_stream(inputs[0].device))
         with torch.cuda.stream(stream):
             self._function(*static)  # libraries allocate their workspaces in their first call
         torch.cuda.current_stream(inputs[0].device).wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         # Other stages of this process may use the device meanwhile, from their own threads.
-        with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+        with torch.cuda.graph(graph, pool=self._pool, stream=stream, capture_error_mode="thread_local"):
             outputs = self._function(*static)
         return _Captured(graph, static, outputs)

@@ -101,8 +101,10 @@ class Code2WavScheduler(LoopScheduler):
         whole_frames: int = 300,
         max_batch: int = 8,
         name: str = "code2wav",
+        stream: torch.cuda.Stream | None = None,
     ) -> None:
         super().__init__(name)
+        self.stream = stream
         self._first_chunk_frames = chunk_frames if first_chunk_frames is None else first_chunk_frames
         if min(chunk_frames, self._first_chunk_frames, left_context, whole_frames, max_batch) < 1:
             raise InvalidArgument("chunk_frames, left_context, whole_frames and max_batch must be at least 1")
@@ -112,6 +114,15 @@ class Code2WavScheduler(LoopScheduler):
         self._whole_frames = whole_frames
         self._max_batch = max_batch
         self._speeches: dict[str, _Speech] = {}
+
+    @property
+    def window_frames(self) -> list[int]:
+        """The lengths of a streamed answer's windows, but for the last one."""
+        sizes, decoded = [self._first_chunk_frames], self._first_chunk_frames
+        while decoded - self._chunk_frames < self._left_context:
+            sizes.append(min(self._left_context, decoded) + self._chunk_frames)
+            decoded += self._chunk_frames
+        return sizes
 
     def stats(self) -> Mapping[str, int]:
         return {"running": len(self._speeches)}

@@ -30,8 +30,8 @@ def attend_prompts(
     """`qkv` [tokens, (heads + 2 * kv_heads) * dim] -> [tokens, heads * dim].
 
     Token i attends to the tokens from `first`[i] (int32 [tokens]), where its prompt begins, to itself. Its key and
-    value go to `slots`[i] (int64 [tokens]) of `keys` and `values` [slots, kv_heads, dim]. `turns` are the cosine and the
-    sine of the tokens' positions, float32 [tokens, dim / 2].
+    value go to `slots`[i] (int64 [tokens]) of `keys` and `values` [slots, kv_heads, dim]. `turns` are the cosine and
+    the sine of the tokens' positions, float32 [tokens, dim / 2].
     """
     tokens = len(qkv)
     out = qkv.new_empty(tokens, heads.heads * heads.dim)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 
+from omni_python.layers.cuda_graph import GraphedOnCuda
 from omni_python.models.qwen3_omni.checkpoint import read_tensors
 from omni_python.models.qwen3_omni.dummy import LoadFormat, built_dummy, is_dummy
 from omni_python.models.qwen3_omni.weights import fill
@@ -36,9 +39,38 @@ class Code2Wav:
         rates = config.upsample_rates
         self.trim = sum(rate * math.prod(rates[index + 1 :]) for index, rate in enumerate(rates))
 
+        self._graphed = GraphedOnCuda(self._forward)
+        self._sizes: list[int] = []
+        self._max_batch = 0
+
+    @torch.no_grad()
+    def prepare(self, sizes: Sequence[int], max_batch: int) -> None:
+        """Capture, on a GPU, the decoding of windows of `sizes` frames, of up to `max_batch` at once.
+
+        Shorter windows are then padded to the next size and number.
+        """
+        self._sizes, self._max_batch = sorted(set(sizes)), max_batch
+        for size in reversed(self._sizes):  # the largest first: the others then find room in its memory
+            batch = 1 << (max_batch - 1).bit_length()
+            while batch:
+                self._graphed(torch.zeros(batch, self.groups, size, dtype=torch.int64, device=self._weight.device))
+                batch //= 2
+
     def decode(self, codes: torch.Tensor) -> torch.Tensor:
         """`codes` int64 [B, groups, n] with n > 0 -> float32 [B, n * samples_per_frame - trim] in -1..1, on the CPU."""
-        return self._module(codes.to(self._weight.device))[:, 0].float().cpu()
+        batch, _, frames = codes.shape
+        codes = codes.to(self._weight.device)
+        size = next((size for size in self._sizes if size >= frames), None)
+        if size is None or batch > self._max_batch:
+            (audio,) = self._forward(codes)
+            return audio.cpu()
+        # All layers are causal up to the samples of `trim`, so what is appended changes nothing.
+        together = 1 << (batch - 1).bit_length()
+        (audio,) = self._graphed(F.pad(codes, (0, size - frames, 0, 0, 0, together - batch)))
+        return audio[:batch, : frames * self.samples_per_frame - self.trim].cpu()
+
+    def _forward(self, codes: torch.Tensor) -> tuple[torch.Tensor]:
+        return (self._module(codes)[:, 0].float(),)
 
 
 def load_code2wav(

@@ -207,6 +207,9 @@ class ThinkerModelRunner(ARModelRunner[ThinkerRequest]):
         start = DecodeStart(options.stream, options.echo_text, options.thinker.stop, row.prompt_len)
         messages = [OutgoingMessage(row.request_id, "stream", start, self._decode_target)]
         if row.speech:
+            if row.media_hidden is not None and row.media_hidden.is_cuda:
+                # It is sent on the default stream, and its memory must not be used anew on this one before that.
+                row.media_hidden.record_stream(torch.cuda.default_stream(row.media_hidden.device))
             talker = TalkerPrompt(
                 prompt.input_ids, prompt.position_ids, row.media_hidden, options.voice, options.talker, options.stream
             )
