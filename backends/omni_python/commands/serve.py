@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import os
 import shlex
 import sys
 from pathlib import Path
 from typing import Any
 
 from omni_python.serve.environment import Installation, ServerSetupError, find_installation
+from omni_python.serve.supervisor import ExitStatus, Policy, Supervisor
 from omni_python.serve.triton_server import ServerOptions
 
 
@@ -18,8 +18,14 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = subparsers.add_parser(
         "serve",
         help="run a tritonserver with this backend",
-        description="Run a tritonserver with the omni_python backend until Ctrl-C: one on PATH, else the one of the "
-        "nvidia-pytriton wheel. It becomes this process.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        description="""\
+Run a tritonserver with the omni_python backend: one on PATH, else the one of the nvidia-pytriton wheel. It is started
+again when it dies, and so is an orchestrator. SIGTERM or Ctrl-C lets requests in flight end, then stops it; a second
+one stops it at once.""",
+        epilog="""\
+exit status: 0 stopped by a signal, 1 the server could not start, 2 wrong arguments, 3 it died too often, 4 stopped by a
+signal with requests cut off when the drain time was over, 128 + N stopped at once by a second signal N""",
     )
     add_arguments(parser)
     parser.add_argument(
@@ -27,6 +33,20 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         action="append",
         metavar="NAME",
         help="load this model alone; may be repeated (default: all of the repository)",
+    )
+    parser.add_argument(
+        "--drain-seconds",
+        type=float,
+        default=Policy.drain_s,
+        metavar="S",
+        help="for requests in flight to end after SIGTERM (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--max-deaths",
+        type=int,
+        default=Policy.max_deaths,
+        metavar="N",
+        help=f"give up after more deaths than this within {Policy.window_s:g} s (default: %(default)s)",
     )
     parser.add_argument("--print", action="store_true", help="print the shell command that it runs, and stop")
     parser.add_argument("extra", nargs="*", metavar="-- ARG", help="more arguments for tritonserver, after --")
@@ -50,30 +70,39 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Become the server. Returns only with --print (0) or where no server can run (1)."""
+    """Serve until a signal comes, or with --print say how; the statuses are those of `ExitStatus`."""
+    options = ServerOptions(
+        model_repository=args.model_repository,
+        host=args.host,
+        http_port=args.http_port,
+        grpc_port=args.grpc_port,
+        metrics_port=args.metrics_port,
+        models=tuple(args.load_model or ["*"]),
+        extra=tuple(args.extra),
+    )
+    if args.print:
+        return _print(options)
+    policy = Policy(drain_s=args.drain_seconds, max_deaths=args.max_deaths)
+    return Supervisor(options, socket_bases(args.model_repository), policy).run()
+
+
+def socket_bases(repository: Path) -> set[Path]:
+    """The folders below which the pipelines of a repository keep their sockets. Raises `ConfigError`."""
+    from omni_python.config.files import load_pipeline
+
+    paths = sorted(repository.glob("*/1/pipeline.yaml"))
+    return {load_pipeline(path).endpoints.resolved_base_path for path in paths}
+
+
+def _print(options: ServerOptions) -> int:
     try:
-        options = ServerOptions(
-            model_repository=args.model_repository,
-            host=args.host,
-            http_port=args.http_port,
-            grpc_port=args.grpc_port,
-            metrics_port=args.metrics_port,
-            models=tuple(args.load_model or ["*"]),
-            extra=tuple(args.extra),
-        ).resolved()
+        options = options.resolved()
         installation = find_installation()
-        command = options.command(installation)
-        if args.print:
-            print(shell_command(installation, command))
-            return 0
-        options.check_ports()
     except ServerSetupError as error:
         print(error, file=sys.stderr)
-        return 1
-    ports = f"HTTP {options.http_port}, gRPC {options.grpc_port}, metrics {options.metrics_port}"
-    print(f"tritonserver on {options.host}: {ports}", flush=True)
-    os.chdir(installation.working_directory)
-    os.execve(installation.executable, command, installation.environment())
+        return ExitStatus.NOT_STARTED
+    print(shell_command(installation, options.command(installation)))
+    return 0
 
 
 def shell_command(installation: Installation, command: list[str]) -> str:

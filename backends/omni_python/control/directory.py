@@ -36,6 +36,12 @@ def server_directory(base: Path, server_pid: int) -> Path:
     return path
 
 
+def find_server_directory(base: Path, server_pid: int) -> Path | None:
+    """The directory of a running server, if it has one under `base`."""
+    path = base / f"{_PREFIX}{os.getuid()}-{server_pid}-{_start_time(server_pid)}"
+    return path if path.is_dir() else None
+
+
 def remove_leftovers(directory: Path) -> list[Path]:
     """Remove sibling directories of this user whose server is gone (killed servers leave them behind)."""
     removed = []

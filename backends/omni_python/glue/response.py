@@ -38,7 +38,8 @@ class TritonSink:
     """One request's way back to its client.
 
     Streaming: a response for every chunk, and a last one with finish reason and usage. Otherwise one response with
-    everything, which is what HTTP's `generate` needs.
+    everything, which is what HTTP's `generate` needs. A streamed answer that fails in part has both a last one, whose
+    finish reason is "error" and whose usage tells the reason of each part, and an error.
     """
 
     def __init__(self, sender: Any, parsed: ParsedRequest) -> None:
@@ -97,8 +98,11 @@ class TritonSink:
             self._sender.send(pb_utils.InferenceResponse(tensors + self._ending()), flags=_FINAL)
 
     def fail(self, error: OmniError) -> None:
+        """What was streamed stays valid: where part of the answer is complete, a response before the error says so."""
         with self._ending_lock:
             self._ended = True
+            if self._stream and (self._text_end is not None or self._audio_end is not None):
+                self._sender.send(pb_utils.InferenceResponse(self._ending(failed=True)))
             send_error(self._sender, error)
 
     def _collect(self, payload: Payload) -> None:
@@ -118,9 +122,9 @@ class TritonSink:
             return [_bytes("audio_base64", base64.b64encode(encode(payload))), rate]
         return []
 
-    def _ending(self) -> list[pb_utils.Tensor]:
+    def _ending(self, failed: bool = False) -> list[pb_utils.Tensor]:
         text, audio = self._text_end, self._audio_end
-        reason = (text and text.finish_reason) or (audio and audio.finish_reason) or "stop"
+        reason = "error" if failed else (text and text.finish_reason) or (audio and audio.finish_reason) or "stop"
         usage: dict[str, Any] = {}
         tensors = [_bytes("finish_reason", reason)]
         if text is not None:
@@ -131,6 +135,9 @@ class TritonSink:
             usage["audio_samples"] = self._samples
             usage["audio_seconds"] = round(self._samples / self._sample_rate, 3) if self._sample_rate else 0.0
             usage["audio_finish_reason"] = audio.finish_reason or "stop"
+        if failed:
+            usage["text_finish_reason"] = "error" if text is None else text.finish_reason or "stop"
+            usage.setdefault("audio_finish_reason", "error")
         return [*tensors, _bytes("usage", json.dumps(usage))]
 
 

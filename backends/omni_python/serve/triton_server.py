@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import http.client
 import json
 import os
@@ -26,10 +27,16 @@ _POLL_S = 0.1
 _STARTS = 3
 _LOST_LOCK = "boost::interprocess::lock_exception"
 _KILL_MARGIN_S = 5.0  # past the server's own exit timeout
+_CONTROL_MARGIN_S = 30.0  # past the time that a stub has to start
+_PR_SET_PDEATHSIG = 1  # prctl(2)
 
 
 class ServerFailed(RuntimeError):
     """The server ended, or a model could not be loaded; the message has the reason from its log."""
+
+
+def _die_with_parent() -> None:
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _new_name() -> str:
@@ -130,13 +137,16 @@ class TritonServer:
     log: Path
     name: str
     exit_timeout_s: int
+    stub_timeout_s: int
     _folder: Path
 
     @classmethod
-    def launch(cls, options: ServerOptions, log: Path | None = None) -> TritonServer:
+    def launch(cls, options: ServerOptions, log: Path | None = None, supervised: bool = False) -> TritonServer:
         """Start the process and return at once.
 
-        Without `log`, the log is in a temporary folder that goes with the server.
+        Without `log`, the log is in a temporary folder that goes with the server. With `supervised` there is none: the
+        server writes where this process does, and is killed when the calling thread ends, so that a supervisor that was
+        killed leaves the ports free.
         Raises ServerSetupError where no server can run.
         """
         installation = find_installation()
@@ -144,15 +154,16 @@ class TritonServer:
         options.check_ports()
         folder = Path(tempfile.mkdtemp(prefix="omni-server-"))
         log = log or folder / "tritonserver.log"
-        with log.open("wb") as output:
+        with contextlib.nullcontext() if supervised else log.open("wb") as output:
             process = subprocess.Popen(
                 options.command(installation),
                 cwd=installation.working_directory,
                 env=installation.environment(),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
-                stderr=subprocess.STDOUT,
+                stderr=None if supervised else subprocess.STDOUT,
                 start_new_session=True,  # its own process group, which its stubs share
+                preexec_fn=_die_with_parent if supervised else None,
             )
         return cls(
             host="127.0.0.1" if options.host == "0.0.0.0" else options.host,
@@ -163,6 +174,7 @@ class TritonServer:
             log=log,
             name=options.name,
             exit_timeout_s=options.exit_timeout_s,
+            stub_timeout_s=options.stub_timeout_s,
             _folder=folder,
         )
 
@@ -205,13 +217,36 @@ class TritonServer:
         while time.monotonic() < deadline:
             if self.has_exited():
                 raise ServerFailed(f"tritonserver did not start: {self.failure()}")
-            status, _ = self._http("GET", "/v2/health/ready")
-            if status == 200 and self._answers():
+            if self.is_ready():
                 return
+            status, _ = self._http("GET", "/v2/health/ready")
             if status == 400 and self._answers() and (failed := self._failed_models()):
                 raise ServerFailed("tritonserver could not load " + "; ".join(failed))
             time.sleep(_POLL_S)
         raise ServerFailed(f"tritonserver was not ready after {timeout_s:g} s: {self.failure()}")
+
+    def is_ready(self) -> bool:
+        """Whether the server and all its models are ready."""
+        status, _ = self._http("GET", "/v2/health/ready")
+        return status == 200 and self._answers()
+
+    def is_model_ready(self, model: str) -> bool:
+        """Triton's word on it; a model whose stub died stays ready."""
+        return self._http("GET", f"/v2/models/{model}/ready")[0] == 200
+
+    def load(self, model: str) -> None:
+        """Load a model and wait for it. Raises `ServerFailed` with Triton's reason."""
+        self._control("load", model)
+
+    def unload(self, model: str) -> None:
+        """Begin to unload a model; it is done once the model is not ready any more. Raises `ServerFailed`."""
+        self._control("unload", model)
+
+    def _control(self, what: str, model: str) -> None:
+        timeout_s = self.stub_timeout_s + _CONTROL_MARGIN_S
+        status, body = self._http("POST", f"/v2/repository/models/{model}/{what}", timeout_s)
+        if status != 200:
+            raise ServerFailed(f"could not {what} model {model}: {body.decode(errors='replace') or 'no answer'}")
 
     def failure(self) -> str:
         """The reason of a failure, from the log."""
@@ -272,9 +307,9 @@ class TritonServer:
             if model.get("state") == "UNAVAILABLE" and model.get("reason", "unloaded") != "unloaded"
         ]
 
-    def _http(self, method: str, path: str) -> tuple[int | None, bytes]:
+    def _http(self, method: str, path: str, timeout_s: float = 5.0) -> tuple[int | None, bytes]:
         """Status and body; None where the server does not answer (yet)."""
-        with _connection(self.host, self.http_port) as connection:
+        with _connection(self.host, self.http_port, timeout_s) as connection:
             try:
                 connection.request(method, path)
                 response = connection.getresponse()
@@ -284,8 +319,8 @@ class TritonServer:
 
 
 @contextlib.contextmanager
-def _connection(host: str, port: int) -> Iterator[http.client.HTTPConnection]:
-    connection = http.client.HTTPConnection(host, port, timeout=5)
+def _connection(host: str, port: int, timeout_s: float) -> Iterator[http.client.HTTPConnection]:
+    connection = http.client.HTTPConnection(host, port, timeout=timeout_s)
     try:
         yield connection
     finally:

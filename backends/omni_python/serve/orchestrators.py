@@ -1,0 +1,117 @@
+"""A server's orchestrators as its supervisor sees them: whether they live, how to reload one, how to drain them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import zmq
+
+from omni_python.control.directory import find_server_directory
+from omni_python.control.liveness import LifeSign, Liveness, read_life_signs
+from omni_python.control.sockets import Outlet
+from omni_python.pipeline.stage_process import coordinator_address
+from omni_python.proto.errors import OmniError
+from omni_python.proto.messages import DrainMessage
+from omni_python.serve.triton_server import ServerFailed, TritonServer
+
+SILENCE = 15.0
+"""Seconds without a sign of life after which an orchestrator counts as stuck and is killed."""
+
+UNLOAD_TIMEOUT = 60.0
+LINGER = 1.0
+"""Seconds that a drain message may take to be delivered."""
+
+
+@dataclass
+class Orchestrators:
+    """Those of `server`, whose pipelines keep their sockets below one of `bases`.
+
+    Triton itself neither notices nor restarts a stub that died: its model stays "ready" and its requests hang.
+    """
+
+    server: TritonServer
+    bases: Iterable[Path]
+    _fds: dict[int, int] = field(default_factory=dict)  # pid -> pidfd
+
+    def pidfds(self) -> list[int]:
+        """Descriptors that become readable when an orchestrator dies."""
+        for _, sign in self.signs().items():
+            if sign.pid not in self._fds:
+                with suppress(OSError):
+                    self._fds[sign.pid] = os.pidfd_open(sign.pid)
+        return list(self._fds.values())
+
+    def close(self) -> None:
+        for descriptor in self._fds.values():
+            os.close(descriptor)
+        self._fds.clear()
+
+    def signs(self) -> dict[str, LifeSign]:
+        """The newest sign of life by pipeline."""
+        return {name: found.sign for name, (_, found) in self._found().items()}
+
+    def take_dead(self) -> list[str]:
+        """The pipelines whose orchestrators are dead; those that are stuck are killed first."""
+        dead = []
+        for pipeline, (_, found) in self._found().items():
+            if found.age > SILENCE:
+                with suppress(OSError):
+                    os.kill(found.sign.pid, signal.SIGKILL)
+            if found.age > SILENCE or not _is_running(found.sign.pid):
+                dead.append(pipeline)
+                if (descriptor := self._fds.pop(found.sign.pid, None)) is not None:
+                    os.close(descriptor)
+        return dead
+
+    def reload(self, pipeline: str) -> None:
+        """Unload and load the orchestrator's model. Raises `ServerFailed` where Triton refuses."""
+        self.server.unload(pipeline)
+        end = time.monotonic() + UNLOAD_TIMEOUT
+        while self.server.is_model_ready(pipeline):
+            if time.monotonic() > end:
+                raise ServerFailed(f"model {pipeline} was not unloaded within {UNLOAD_TIMEOUT:.0f} s")
+            time.sleep(0.05)
+        self.server.load(pipeline)
+
+    def drain(self) -> None:
+        """Tell all to admit nothing more; their signs tell what is still in flight."""
+        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        for pipeline, (directory, found) in self._found().items():
+            if not _is_running(found.sign.pid):
+                continue
+            outlet = Outlet(context, coordinator_address(directory, pipeline))
+            with suppress(OmniError):
+                outlet.send(DrainMessage(0))
+            outlet.close(linger=LINGER)
+        context.term()
+
+    def in_flight(self) -> int:
+        """Requests of living orchestrators; one that has not heard of the drain counts as one request at least."""
+        return sum(
+            sign.requests if sign.draining else max(1, sign.requests)
+            for sign in self.signs().values()
+            if _is_running(sign.pid)
+        )
+
+    def _found(self) -> dict[str, tuple[Path, Liveness]]:
+        found = {}
+        for base in self.bases:
+            directory = find_server_directory(base, self.server.process.pid)
+            if directory is not None:
+                found.update({name: (directory, life) for name, life in read_life_signs(directory).items()})
+        return found
+
+
+def _is_running(pid: int) -> bool:
+    """Whether there is such a process and it is no zombie."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return stat.rpartition(")")[2].split()[0] not in "ZX"

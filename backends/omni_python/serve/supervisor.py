@@ -1,0 +1,208 @@
+"""Keeps a tritonserver and its orchestrators alive until told to stop, then lets requests in flight end."""
+
+from __future__ import annotations
+
+import enum
+import os
+import select
+import signal
+import sys
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+from omni_python.control.back_off import BackOff
+from omni_python.serve.environment import ServerSetupError
+from omni_python.serve.leftovers import remove_leftover_regions
+from omni_python.serve.orchestrators import Orchestrators
+from omni_python.serve.triton_server import ServerFailed, ServerOptions, TritonServer
+
+PERIOD = 1.0
+"""Seconds between two looks at the server where nothing happens."""
+
+DRAIN_PERIOD = 0.1
+
+
+class ExitStatus(enum.IntEnum):
+    """How `omni serve` ends. A second signal while it stops ends it at once, with 128 + the signal's number."""
+
+    STOPPED = 0  # by SIGTERM or SIGINT, with every request ended
+    NOT_STARTED = 1  # it could not start: the installation, a port, a model that cannot be loaded
+    GAVE_UP = 3  # the server, or an orchestrator, died too often
+    CUT_OFF = 4  # stopped, but requests had not ended when the drain time was over
+
+
+@dataclass(frozen=True)
+class Policy:
+    """`drain_s` seconds for requests in flight to end. More than `max_deaths` deaths within `window_s` seconds are a
+    crash loop; the first new start waits `first_delay_s`, each further one twice as long."""
+
+    drain_s: float = 30.0
+    max_deaths: int = 5
+    window_s: float = 300.0
+    first_delay_s: float = 0.5
+
+    def back_off(self) -> BackOff:
+        return BackOff(self.max_deaths, self.window_s, self.first_delay_s)
+
+
+class StopNow(BaseException):
+    """A second signal; `status` is the exit status."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__(status)
+        self.status = status
+
+
+class Supervisor:
+    """`run` blocks, in the main thread (it handles signals), and returns the exit status.
+
+    `bases` are the folders below which the pipelines keep their sockets.
+    """
+
+    def __init__(self, options: ServerOptions, bases: Iterable[Path], policy: Policy) -> None:
+        self._options = options
+        self._bases = frozenset(bases)
+        self._policy = policy
+        self._stop_signal = 0
+        self._deaths = policy.back_off()
+        self._orchestrator_deaths: dict[str, BackOff] = defaultdict(policy.back_off)
+        self._wake = -1
+        self._reloading: set[str] = set()
+        self._gave_up = ""
+
+    def run(self) -> int:
+        for name in remove_leftover_regions():
+            _say(f"removed {name}, which a killed server had left in /dev/shm")
+        try:
+            with self._signals():
+                return self._supervise()
+        except ServerSetupError as error:
+            _say(str(error))
+            return ExitStatus.NOT_STARTED
+        except StopNow as stop:
+            _say("stopped at once")
+            return stop.status
+
+    def _supervise(self) -> int:
+        options = self._options.resolved()
+        while True:
+            server = TritonServer.launch(options, supervised=True)
+            orchestrators = Orchestrators(server, self._bases)
+            try:
+                was_ready = self._watch(server, orchestrators)
+                if self._stopping():
+                    return self._drain(server, orchestrators)
+            finally:
+                orchestrators.close()
+                server.stop()
+            status = server.process.returncode
+            if self._gave_up:
+                _say(self._gave_up)
+                return ExitStatus.GAVE_UP
+            if not was_ready and status > 0:  # it ended by itself: what is wrong will be wrong again
+                _say(f"tritonserver did not start (its exit status is {status}); its log above has the reason")
+                return ExitStatus.NOT_STARTED
+            how = f"exit status {status}" if status >= 0 else signal.Signals(-status).name
+            delay = self._deaths.next_delay(time.monotonic())
+            if delay is None:
+                times = f"{self._deaths.count} times within {self._policy.window_s:g} s"
+                _say(f"tritonserver died {times}, at last by {how}, and is not started again")
+                return ExitStatus.GAVE_UP
+            _say(f"tritonserver died ({how}); starting it again in {delay:g} s")
+            self._wait([], delay)
+            if self._stopping():
+                return ExitStatus.STOPPED
+
+    def _watch(self, server: TritonServer, orchestrators: Orchestrators) -> bool:
+        """Until the server ends, a signal comes or an orchestrator is given up. Whether the server was ever ready."""
+        ready = False
+        server_fd = os.pidfd_open(server.process.pid)
+        try:
+            while not (self._stopping() or self._gave_up or server.has_exited()):
+                if not ready and server.is_ready():
+                    ready = True
+                    _say(f"ready: HTTP on {server.http_url}, gRPC on {server.grpc_url}")
+                self._wait([server_fd, *orchestrators.pidfds()], PERIOD if ready else DRAIN_PERIOD)
+                for pipeline in orchestrators.take_dead():
+                    self._bring_back(pipeline, orchestrators)
+        finally:
+            os.close(server_fd)
+        return ready
+
+    def _bring_back(self, pipeline: str, orchestrators: Orchestrators) -> None:
+        if pipeline in self._reloading:
+            return
+        delay = self._orchestrator_deaths[pipeline].next_delay(time.monotonic())
+        if delay is None:
+            count = self._orchestrator_deaths[pipeline].count
+            within = f"{count} times within {self._policy.window_s:g} s"
+            self._gave_up = f"the orchestrator of {pipeline} died {within} and is not loaded again"
+            return
+        _say(f"the orchestrator of {pipeline} died; loading it again")
+        self._reloading.add(pipeline)
+        # On a thread, since a load can take long and signals must be heeded meanwhile; it dies with the server.
+        arguments = (pipeline, orchestrators, delay - self._policy.first_delay_s)
+        threading.Thread(target=self._reload, args=arguments, name="omni-reload", daemon=True).start()
+
+    def _reload(self, pipeline: str, orchestrators: Orchestrators, delay: float) -> None:
+        time.sleep(delay)
+        start = time.monotonic()
+        try:
+            orchestrators.reload(pipeline)
+            _say(f"the orchestrator of {pipeline} is back after {time.monotonic() - start:.2f} s")
+        except ServerFailed as error:
+            _say(f"the orchestrator of {pipeline} was not loaded: {error}")
+        self._reloading.discard(pipeline)
+
+    def _drain(self, server: TritonServer, orchestrators: Orchestrators) -> int:
+        """Stop admitting, let requests end, stop the server."""
+        _say(f"{signal.Signals(self._stop_signal).name}: letting requests in flight end, {self._policy.drain_s:g} s")
+        orchestrators.drain()
+        end = time.monotonic() + self._policy.drain_s
+        while (left := orchestrators.in_flight()) and time.monotonic() < end and not server.has_exited():
+            time.sleep(DRAIN_PERIOD)
+        server.stop()
+        if left:
+            _say(f"stopped; {left} requests had not ended")
+            return ExitStatus.CUT_OFF
+        _say("stopped")
+        return ExitStatus.STOPPED
+
+    def _stopping(self) -> bool:
+        return self._stop_signal != 0
+
+    def _wait(self, descriptors: list[int], timeout: float) -> None:
+        """Until one of them, or a signal, has something to tell."""
+        ready, _, _ = select.select([self._wake, *descriptors], [], [], timeout)
+        if self._wake in ready:
+            os.read(self._wake, 512)
+
+    @contextmanager
+    def _signals(self) -> Iterator[None]:
+        self._wake, write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+        before = {number: signal.signal(number, self._on_signal) for number in numbers}
+        wakeup_before = signal.set_wakeup_fd(write, warn_on_full_buffer=False)
+        try:
+            yield
+        finally:
+            signal.set_wakeup_fd(wakeup_before)
+            for number, handler in before.items():
+                signal.signal(number, handler)
+            os.close(self._wake)
+            os.close(write)
+
+    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
+        if self._stop_signal:
+            raise StopNow(128 + number)
+        self._stop_signal = number
+
+
+def _say(text: str) -> None:
+    print(f"omni serve: {text}", file=sys.stderr, flush=True)
