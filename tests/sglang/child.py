@@ -129,6 +129,21 @@ def with_aborts(requests: Mapping[str, ThinkerInput], aborts: Mapping[str, float
     return ended
 
 
+def with_failing_sampler(requests: Mapping[str, ThinkerInput]) -> dict[str, Ended]:
+    """As `together`, while the stage's runner cannot choose tokens."""
+
+    def fail(*args: Any) -> None:
+        raise ValueError("the sampler failed")
+
+    runner = _stage._runner
+    runner.advance = fail  # type: ignore[method-assign, assignment]
+    try:
+        return together(requests)
+    finally:
+        wait_idle()
+        del runner.advance
+
+
 def collect(names: set[str]) -> dict[str, Ended]:
     """Messages until each of `names` has ended; those of others are dropped, as a stage does after an abort."""
     ended = {name: Ended() for name in names}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -73,9 +73,8 @@ def factory_kwargs(
     arguments = {**{name: value for name, value in injected.items() if name in named}, **declared}
 
     problems: list[Problem] = []
-    if stage.tp_size > 1 and "tp_size" not in named and not takes_any:
-        message = f"is {stage.tp_size}, but the factory {stage.factory} takes no tp_size: its stage runs in one process"
-        problems.append(Problem(f"stages.{stage.name}.tp_size", message))
+    if stage.tp_size > 1 and (why := _why_not_parallel(stage, named, takes_any, arguments)):
+        problems.append(Problem(f"stages.{stage.name}.tp_size", f"is {stage.tp_size}, but {why}"))
     for name in declared:
         if name not in named and not takes_any:
             message = f"the factory {stage.factory} takes no argument {name!r}{did_you_mean(name, named)}"
@@ -89,6 +88,17 @@ def factory_kwargs(
     if problems:
         raise ConfigError(problems)
     return arguments
+
+
+def _why_not_parallel(
+    stage: StageConfig, named: Mapping[str, inspect.Parameter], takes_any: bool, arguments: Mapping[str, Any]
+) -> str | None:
+    """Why a factory cannot make a tensor-parallel stage, as far as its arguments tell."""
+    if "tp_size" not in named and not takes_any:
+        return f"the factory {stage.factory} takes no tp_size: its stage runs in one process"
+    if "engine" in named and arguments.get("engine", named["engine"].default) == "torch":
+        return 'engine "torch" runs in one process; engine "sglang" does it'
+    return None
 
 
 def _argument_path(config: PipelineConfig, stage: StageConfig, name: str) -> str:

@@ -18,6 +18,7 @@ import setproctitle
 import torch
 
 from omni_python.proto.errors import OmniError
+from omni_python.sglang_engine.parallel import FollowingEngine, import_sglang
 from omni_python.sglang_engine.rank_messages import Broken, Joined, Launch, Link
 
 log = logging.getLogger(__name__)
@@ -48,16 +49,9 @@ def main() -> None:
 def _follow(link: Link) -> None:
     launch = link.expect(Launch)
     config = launch.engine_config()
-    from omni_python.sglang_engine import cpu_kernels
-    from omni_python.sglang_engine.launch import check_version
-    from omni_python.sglang_engine.parallel import FollowingEngine
-
-    check_version()
-    cpu_kernels.prepare(config.gpu_id is not None)
     if config.gpu_id is not None:
         torch.cuda.set_device(config.gpu_id)
-    import sglang.srt.managers.scheduler  # noqa: F401, the slow part, and the likeliest to fail
-
+    import_sglang(config.gpu_id)
     link.send(Joined())
     FollowingEngine(config, link).run()
 

@@ -14,6 +14,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -72,7 +73,7 @@ class Followers:
     """Ranks 1 and up. `on_lost(reason)` is called once, on a thread of its own, when one of them ends unasked."""
 
     def __init__(self, config: EngineConfig, group: RankGroup, on_lost: Callable[[str], None]) -> None:
-        """Returns when all are about to meet rank 0; raises `OmniError` where one of them cannot start."""
+        """Returns while they are starting."""
         self._on_lost = on_lost
         self._lock = threading.Lock()
         self._closing = False
@@ -85,13 +86,16 @@ class Followers:
             for follower in self._followers:
                 rank, gpu_id = follower.rank, group.gpu_id(follower.rank)
                 follower.link.send(Launch.of(replace(config, tp_rank=rank, gpu_id=gpu_id, tp_port=self.port)))
-            for follower in self._followers:
-                self._await_joined(follower)
         except BaseException:
             self.close()
             raise
-        self._watcher = threading.Thread(target=self._watch, name="omni-ranks", daemon=True)
-        self._watcher.start()
+
+    def join(self) -> None:
+        """Wait until all are about to meet rank 0, and watch them from then on. Raises `OmniError` where one of them
+        cannot start."""
+        for follower in self._followers:
+            self._await_joined(follower)
+        threading.Thread(target=self._watch, name="omni-ranks", daemon=True).start()
 
     def send(self, message: Payload) -> None:
         """To every follower. One that is gone is left to the watching thread."""
@@ -113,9 +117,10 @@ class Followers:
         with self._lock:
             self._closing = True
         self.send(Stop())
+        end = time.monotonic() + EXIT_TIMEOUT
         for follower in self._followers:
             try:
-                follower.process.wait(timeout=EXIT_TIMEOUT)
+                follower.process.wait(timeout=max(0.0, end - time.monotonic()))
             except subprocess.TimeoutExpired:
                 follower.process.kill()
                 follower.process.wait()

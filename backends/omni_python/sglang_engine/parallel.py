@@ -19,10 +19,12 @@ import torch
 
 from omni_python.model_runner.base import PromptInput
 from omni_python.proto.errors import InvalidArgument, OmniError
+from omni_python.sglang_engine import cpu_kernels
 from omni_python.sglang_engine.config import EngineConfig
 from omni_python.sglang_engine.engine import Engine
 from omni_python.sglang_engine.followers import Followers, RankGroup
 from omni_python.sglang_engine.hooks import Choice, StepHooks
+from omni_python.sglang_engine.launch import check_version
 from omni_python.sglang_engine.rank_messages import (
     Abort,
     Add,
@@ -50,10 +52,13 @@ class LeadingEngine(Engine):
     def __init__(
         self, config: EngineConfig, hooks: StepHooks, group: RankGroup, on_lost: Callable[[str], None]
     ) -> None:
+        check_version()
         check_sizes(config, group.size)
         config = replace(config, tp_size=group.size, gpu_id=group.gpu_id(0))
         self._followers = Followers(config, group, on_lost)
         try:
+            import_sglang(config.gpu_id)
+            self._followers.join()
             self._shared_hooks = _SharedHooks(hooks, self._followers)
             super().__init__(replace(config, tp_port=self._followers.port), self._shared_hooks)
         except BaseException:
@@ -139,6 +144,12 @@ class FollowingEngine(Engine):
         self._model.slices = []
         self._model.deepstack_comes = given.deepstack
         _share_inputs(self, batch)
+
+
+def import_sglang(gpu_id: int | None) -> None:
+    """What takes longest before the ranks meet; rank 0 does it while the others do."""
+    cpu_kernels.prepare(gpu_id is not None)
+    import sglang.srt.managers.scheduler  # noqa: F401
 
 
 def check_sizes(config: EngineConfig, size: int) -> None:
