@@ -349,10 +349,8 @@ def in_triton(report: Report, gpus: Gpus | None) -> None:
         ):
 
             def once(size: int) -> float:
-                return (
-                    float(json.loads(client.chat("x", sampling={"nbytes": size, "timed": True}).text)["two_edges_us"])
-                    / 1e6
-                )
+                answered = json.loads(client.chat("x", sampling={"nbytes": size, "timed": True}).text)
+                return float(answered["two_edges_us"]) / 1e6
 
             for size in (*SIZES, *((256 * MB,) if gpus else ())):
                 report.measure(f"two edges in Triton, {where}", size, partial(once, size), 60)

@@ -2,8 +2,8 @@
 
 The pool is one cudaMalloc allocation outside torch's allocator, whose IPC handle is sent once with the GPU's UUID. An
 interprocess event marks each slot as written: the sender records it on its stream before it sends the message, and the
-reader's stream waits for it. A credit must not overtake the reader's own work on the GPU: it is sent once the GPU has
-come past the point where the last view was dropped. No host thread waits for a stream.
+reader's stream waits for it (`gates`). A credit must not overtake the reader's own work on the GPU: it is sent once the
+GPU has come past the point where the last view was dropped. No host thread waits for a stream.
 
 On the same GPU a reader gets a view, and nothing is copied. On another GPU of the host it gets a copy in its own
 memory, made by the copy engine over NVLink or PCIe.
@@ -23,6 +23,7 @@ from omni_python.proto.codec import DevicePart
 from omni_python.proto.refs import CudaRef
 from omni_python.relay.base import PUT_TIMEOUT, CreditFn, RelayOperation, RelaySettings, TransferFailed
 from omni_python.relay.device import GRAIN, DeviceRelay, Gpu, Leases
+from omni_python.relay.gates import Gates
 from omni_python.relay.shm import COPY_LIMIT
 from omni_python.relay.slots import OutOfSlots, Slots
 
@@ -77,6 +78,7 @@ class CudaShmRelay(DeviceRelay[CudaRef]):
         self._lock = threading.Lock()
         self._free_events = list(range(EVENTS))
         self._leases = Leases(self.gpu)
+        self._gates = Gates(self.gpu)
 
     @property
     def travels(self) -> bool:
@@ -139,9 +141,7 @@ class CudaShmRelay(DeviceRelay[CudaRef]):
 
     def _view(self, pool: _Mapped, ref: CudaRef, done: partial[None]) -> Any:
         cuda, stream = self._cuda, self.gpu.stream()
-        # Asking first is cheap, and leaves nothing to wait for where the sender dies later.
-        if int(cuda.cudaEventQuery(pool.events[ref.event])[0]) != 0:
-            self.gpu.call(cuda.cudaStreamWaitEvent(stream, pool.events[ref.event], 0))
+        self._gates.wait(stream, pool.events[ref.event], lambda: pool.gone)
         source = pool.pointer + ref.offset
         if pool.gpu == self.gpu.uuid and not ref.pressed and ref.nbytes > COPY_LIMIT:
             return self._leases.view(source, ref.nbytes, done)
@@ -214,6 +214,7 @@ class CudaShmRelay(DeviceRelay[CudaRef]):
     def close(self) -> None:
         """The pool stays until the process ends, since readers may have views of it."""
         self.slots.close()
+        self._gates.close()
         self._leases.close()
 
 

@@ -58,7 +58,7 @@ class NixlAgent:
         bind: Callable[[], object] = lambda: None,
     ) -> None:
         if kind == "VRAM":
-            # UCX leaves reads over NVLink out where it cannot see the links, as in some virtual machines, and takes TCP.
+            # Where UCX cannot see the NVLinks, as in some virtual machines, it reads over TCP unless told otherwise.
             os.environ.setdefault("UCX_CUDA_IPC_ENABLE_GET_ZCOPY", "on")
             os.environ.setdefault("UCX_WARN_UNUSED_ENV_VARS", "n")  # which it prints to the standard output
         api = _import_api()
