@@ -47,8 +47,9 @@ def linear(
         block_n = max(1, _TILE // block_k // (2 if gated else 1))
         while block_n > 1 and out_size // block_n < _PROGRAMS and not INTERPRETED:  # which is slow for each program
             block_n //= 2
-        grid = (triton.cdiv(out_size, block_n),)
-        _few_rows[grid](x, weight, out, out_size, eps, size, rows, block_n, block_k, **flags, **options(4))
+        _few_rows[(triton.cdiv(out_size, block_n),)](
+            x, weight, out, out_size, eps, size, rows, block_n, block_k, **flags, **options(4)
+        )
     else:
         block_n = next(block for block in (64, 32, 16, 8) if out_size >= block * _PROGRAMS or block == 8)
         block_m = min(_MOST_ROWS, max(16, triton.next_power_of_2(rows)))
