@@ -6,7 +6,7 @@ A runner knows its model and its payloads, and nothing of queues, pages or who r
 from __future__ import annotations
 
 import abc
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
@@ -134,6 +134,32 @@ class ARModelRunner(abc.ABC, Generic[R]):
 
     # ---- the step
 
+    def batches(self, rows: Sequence[R]) -> Iterator[list[R]]:
+        """`rows` as they are computed one batch after the other: where there is `packed`, first those that decode, then
+        as many short prompts at a time as go through it together, then the other prompts; else all at once."""
+        if self.packed is None:
+            yield list(rows)
+            return
+        most = self.packed.most
+        decoding = [row for row in rows if row.computed]
+        long = [row for row in rows if not row.computed and row.prompt_len > most]
+        together: list[R] = []
+        tokens = 0
+        if decoding:
+            yield decoding
+        for row in rows:
+            if row.computed or row.prompt_len > most:
+                continue
+            if tokens + row.prompt_len > most:
+                yield together
+                together, tokens = [], 0
+            together.append(row)
+            tokens += row.prompt_len
+        if together:
+            yield together
+        if long:
+            yield long
+
     def step(self, rows: Sequence[R]) -> None:
         """Compute one token of each row: its prompt first where nothing is computed yet.
 
@@ -143,24 +169,6 @@ class ARModelRunner(abc.ABC, Generic[R]):
         if batch is None:
             return
         self.advance(batch.rows, *self.forward(batch))
-
-    def prefill(self, rows: Sequence[R]) -> None:
-        """`step` of rows of which nothing is computed yet: as many short prompts at a time as go through `packed`
-        together, then the others."""
-        most = 0 if self.packed is None else self.packed.most
-        together: list[R] = []
-        tokens = 0
-        for row in rows:
-            if row.prompt_len > most:
-                continue
-            if tokens + row.prompt_len > most:
-                ARModelRunner.step(self, together)
-                together, tokens = [], 0
-            together.append(row)
-            tokens += row.prompt_len
-        for group in (together, [row for row in rows if row.prompt_len > most]):
-            if group:
-                ARModelRunner.step(self, group)
 
     def through(
         self, decoder: Decoder, batch: ForwardBatch[R], tap: int | None = None

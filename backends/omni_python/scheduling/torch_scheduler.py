@@ -81,7 +81,8 @@ class TorchScheduler(LoopScheduler, Generic[R]):
         self._admit()
         rows = self._next_batch()
         if rows:
-            self._step(rows)
+            for batch in self._runner.batches(rows):
+                self._step(batch)
         return bool(rows)
 
     def _open(self, message: IncomingMessage) -> None:

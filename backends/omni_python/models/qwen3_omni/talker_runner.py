@@ -152,7 +152,7 @@ class TalkerModelRunner(FeedbackARModelRunner[TalkerRequest]):
         if decoding:
             self._decode_step(self._decode, decoding)
         if len(decoding) < len(rows):
-            self.prefill([row for row in rows if not row.computed])
+            super().step([row for row in rows if not row.computed])
 
     def _decode_step(self, decode: TalkerDecode, rows: Sequence[TalkerRequest]) -> None:
         for row in rows:

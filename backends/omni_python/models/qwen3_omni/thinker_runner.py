@@ -107,7 +107,7 @@ class ThinkerModelRunner(ARModelRunner[ThinkerRequest]):
         for start in range(0, len(decoding), MAX_ROWS):
             self._decode_step(self._decode, decoding[start : start + MAX_ROWS])
         if len(decoding) < len(rows):
-            self.prefill([row for row in rows if not row.computed])
+            super().step([row for row in rows if not row.computed])
 
     def _decode_step(self, decode: ThinkerDecode, rows: Sequence[ThinkerRequest]) -> None:
         slots = []
