@@ -94,13 +94,13 @@ def bench_talker(config: Any, options: argparse.Namespace, bandwidth: float) -> 
 def talker_parts(decode: Any, predictor: Any, rows: int, context: int) -> str:
     """Device times of the step's pieces, each as a graph of its own."""
     size = 1 << (rows - 1).bit_length()
-    hidden = decode._feedback.shape[1]
+    hidden = predictor.model.config.hidden
     x = torch.randn(size, hidden, device=DEVICE, dtype=torch.bfloat16)
-    where = where_of(decode._page_table, size, context, decode._talker.model)
+    where = where_of(decode._page_table, size, context, decode._model)
     sampled = torch.ones(size, dtype=torch.bool, device=DEVICE)
     uniforms = torch.rand(size, predictor.groups - 1, device=DEVICE)
     backbone = graph_of(lambda: decode.decoder(x.clone(), decode._cache, where))
-    frame = graph_of(lambda: decode._predictor(x, x, sampled, uniforms))
+    frame = graph_of(lambda: predictor.fused(x, x, sampled, uniforms))
     return f"backbone {events(backbone):.3f}, code predictor {events(frame):.3f}"
 
 
@@ -179,7 +179,7 @@ def prepared(
     if allocated:
         decode = runner._decode
         assert decode is not None
-        decode._free = list(range(len(decode._page_table) - 1))
+        decode._frames._free = list(range(len(decode._page_table) - 1))
     return step
 
 
