@@ -12,7 +12,7 @@ from omni_python.config.schema import PipelineConfig, StageConfig
 
 _FAMILY = "omni_python.models.qwen3_omni"
 
-_SHARES = {"image_encoder": 0.04, "audio_encoder": 0.025, "thinker": 0.785, "talker_ar": 0.12, "code2wav": 0.02}
+_SHARES = {"image_encoder": 0.04, "audio_encoder": 0.025, "thinker": 0.785, "talker_ar": 0.12, "code2wav": 0.025}
 """Of the memory of one GPU that all model stages are put on, in the published size and bfloat16 on 80 GB: weights are
 57 GiB of the thinker, 6.8 of the talker, 2.2 of the encoders and 0.4 of the vocoder. On the CPU they say nothing."""
 
