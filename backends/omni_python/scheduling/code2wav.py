@@ -101,10 +101,8 @@ class Code2WavScheduler(LoopScheduler):
         whole_frames: int = 300,
         max_batch: int = 8,
         name: str = "code2wav",
-        stream: torch.cuda.Stream | None = None,
     ) -> None:
         super().__init__(name)
-        self.stream = stream
         self._first_chunk_frames = chunk_frames if first_chunk_frames is None else first_chunk_frames
         if min(chunk_frames, self._first_chunk_frames, left_context, whole_frames, max_batch) < 1:
             raise InvalidArgument("chunk_frames, left_context, whole_frames and max_batch must be at least 1")

@@ -7,8 +7,6 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Generic
 
-import torch
-
 from omni_python.layers.kv_cache import PAGE_TOKENS
 from omni_python.model_runner.base import ARModelRunner, R
 from omni_python.proto.errors import InvalidArgument
@@ -44,10 +42,6 @@ class TorchScheduler(LoopScheduler, Generic[R]):
         self._waiting: deque[R] = deque()
         self._running: list[R] = []
         runner.allocate(self._pool.num_pages)
-        device = runner.cache.layer(0)[0].device
-        if device.type == "cuda":
-            # Its steps are short and waited for; a stage beside it may have long kernels under way.
-            self.stream = torch.cuda.Stream(device, priority=-1)
 
     def stats(self) -> Mapping[str, int]:
         return {"running": len(self._running), "waiting": len(self._waiting), "kv_pages": self._pool.used}

@@ -35,6 +35,7 @@ from omni_python.proto.errors import InvalidArgument
 from omni_python.scheduling.base import Scheduler
 from omni_python.scheduling.code2wav import Code2WavScheduler
 from omni_python.scheduling.device_memory import stage_memory
+from omni_python.scheduling.loop import LoopScheduler
 from omni_python.scheduling.torch_scheduler import TorchScheduler
 from omni_python.sglang_engine.followers import RankGroup
 
@@ -47,6 +48,7 @@ Triton; "auto" takes these where they can run, and logs which. With engine "sgla
 beside its backbone."""
 
 Runner = TypeVar("Runner", bound=TalkerModelRunner)
+L = TypeVar("L", bound=LoopScheduler)
 
 logger = logging.getLogger(__name__)
 
@@ -107,7 +109,8 @@ def create_thinker(
     thinker = load_thinker(model_path, config, torch_dtype, device, load_format)
     tokens = needs.tokens(kv_tokens, memory, memory.held() if memory else 0)
     fused_rows = _fused_rows(kernels, "thinker", [thinker.model], max_running)
-    return TorchScheduler(runner(thinker, fused_rows), max_running, tokens, prefill_tokens, name="thinker")
+    scheduler = TorchScheduler(runner(thinker, fused_rows), max_running, tokens, prefill_tokens, name="thinker")
+    return _on_own_stream(scheduler, device, priority=-1)
 
 
 def create_talker(
@@ -157,7 +160,8 @@ def create_talker(
         )
     talker = load_talker(model_path, config, torch_dtype, device, load_format)
     tokens = needs.tokens(kv_tokens, memory, memory.held() if memory else 0)
-    return TorchScheduler(runner(TalkerModelRunner, talker), max_running, tokens, prefill_tokens, name="talker")
+    scheduler = TorchScheduler(runner(TalkerModelRunner, talker), max_running, tokens, prefill_tokens, name="talker")
+    return _on_own_stream(scheduler, device, priority=-1)
 
 
 def create_code2wav(
@@ -172,13 +176,10 @@ def create_code2wav(
 ) -> Code2WavScheduler:
     torch_dtype, device = placement(gpu_id, dtype)
     vocoder = load_code2wav(model_path, model_config(model_path), torch_dtype, device, load_format)
-    stream = None if gpu_id is None else torch.cuda.Stream(device)
-    scheduler = Code2WavScheduler(
-        vocoder, chunk_frames, left_context, first_chunk_frames, max_batch=max_batch, stream=stream
-    )
+    scheduler = Code2WavScheduler(vocoder, chunk_frames, left_context, first_chunk_frames, max_batch=max_batch)
     if gpu_id is not None:
         vocoder.prepare(scheduler.window_frames, max_batch)
-    return scheduler
+    return _on_own_stream(scheduler, device, priority=0)
 
 
 def create_decode(model_path: str) -> DecodeScheduler:
@@ -191,6 +192,14 @@ def eos_ids(model_path: str | Path, config: Any) -> list[int]:
         return [config.im_end_token_id]
     given = load_json(model_path, "generation_config.json").get("eos_token_id", config.im_end_token_id)
     return list(given) if isinstance(given, list) else [given]
+
+
+def _on_own_stream(scheduler: L, device: str, priority: int) -> L:
+    """On a GPU a stage has a stream to itself. Steps that are short and waited for go before, with priority -1, what a
+    stage beside them in the process has under way."""
+    if device != "cpu":
+        scheduler.stream = torch.cuda.Stream(device, priority=priority)
+    return scheduler
 
 
 def _is_sglang(engine: str, kernels: str) -> bool:
