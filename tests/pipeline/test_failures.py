@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -55,6 +55,13 @@ def line(directory: Path) -> Iterator[Pipeline]:
         yield pipeline
 
 
+def wait_until(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
+
 @pytest.mark.parametrize("stage", ["a", "b", "c"])
 def test_an_overdue_request_ends_in_the_stage_that_has_it(line: Pipeline, stage: str) -> None:
     start = time.monotonic()
@@ -69,7 +76,8 @@ def test_an_overdue_request_ends_in_the_stage_that_has_it(line: Pipeline, stage:
 def test_work_that_waits_past_its_deadline_is_never_begun(line: Pipeline) -> None:
     """The second request waits behind the first one in stage b, and its time is up before b is free."""
     _, first = line.submit(delay=0.5)
-    _, second = line.submit(deadline=0.2, delay=0.0)
+    wait_until(lambda: line.processes["b"].stages["b"].stats()["running"] == 1)
+    _, second = line.submit(deadline=0.2)
     with pytest.raises(DeadlineExceeded, match="in stage b"):
         second.wait()
     first.wait()
@@ -153,16 +161,12 @@ def test_draining_refuses_new_requests_and_lets_running_ones_end(line: Pipeline,
     _, running_one = line.submit(delay=0.3)
     process = line.processes["a"]
     process._endpoint.send(0, DrainMessage(0))
-    end = time.monotonic() + 5
-    while not read_life_signs(directory)["noop_line"].sign.draining and time.monotonic() < end:
-        time.sleep(0.01)
+    wait_until(lambda: read_life_signs(directory)["noop_line"].sign.draining)
     assert read_life_signs(directory)["noop_line"].sign.requests == 1
     with pytest.raises(Unavailable, match="shutting down"):
         line.submit()
     running_one.wait()
-    while read_life_signs(directory)["noop_line"].sign.requests and time.monotonic() < end:
-        time.sleep(0.01)
-    assert read_life_signs(directory)["noop_line"].sign.requests == 0
+    wait_until(lambda: read_life_signs(directory)["noop_line"].sign.requests == 0)
 
 
 # -- partial answers
