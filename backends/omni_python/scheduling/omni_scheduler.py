@@ -69,6 +69,7 @@ class OmniScheduler(LoopScheduler, Generic[R]):
         self._feedback = config.feedback
         self._max_running = config.max_running
         self._stepped: list[R] = []
+        self._unmade: list[R] = []  # rows whose prompts could not be made in this step
         if ranks is None:
             self.engine = Engine(config, self)
         else:
@@ -124,6 +125,10 @@ class OmniScheduler(LoopScheduler, Generic[R]):
                 self.fail(row.request_id, row.error)
             else:
                 self._emit(row)
+        unmade, self._unmade = self._unmade, []
+        for row in unmade:  # those of which only a piece was computed, and no token chosen
+            if row.error is not None and row.request_id in self._jobs:
+                self.fail(row.request_id, row.error)
         return worked
 
     # ---- StepHooks
@@ -135,6 +140,7 @@ class OmniScheduler(LoopScheduler, Generic[R]):
                 job.prompt = self._runner.prompt_input(job.row)
             except Exception as error:
                 job.row.error = error
+                self._unmade.append(job.row)
         return job.prompt
 
     def decode_embeds(self, names: Sequence[str]) -> torch.Tensor:

@@ -85,6 +85,8 @@ class OmniDecoder(Qwen3MoeForCausalLM):
         self.model.deepstack_embed_to_decoder_layer = range(config.omni_deepstack)
         self.lm_head = ParallelLMHead(config.vocab_size, config.hidden_size, quant_config=quant_config)
         self.logits_processor = LogitsProcessor(config)
+        # Else it gathers by NVLink multicast where it can, which not all hosts allow.
+        self.logits_processor._logits_gatherer._state = None
         rows, hidden = config.omni_rows + SPARE_ROWS, config.hidden_size
         self.tp_group = get_tp_group()
         self.slices = []

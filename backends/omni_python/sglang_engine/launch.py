@@ -114,6 +114,10 @@ def _meet_at(method: str, config: EngineConfig) -> None:
     if config.tp_port is not None:
         rank, size = str(config.tp_rank), str(config.tp_size)
         os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(config.tp_port), RANK=rank, WORLD_SIZE=size)
+        # The newer one is compiled while it starts, and uses NVLink multicast, which not all hosts allow.
+        os.environ.setdefault("SGLANG_OPT_USE_CUSTOM_ALL_REDUCE_V2", "0")
+        # The first GPU often has other stages, too.
+        os.environ.setdefault("SGLANG_ENABLE_TP_MEMORY_INBALANCE_CHECK", "0")
         os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"  # rank 0's owner has opened that port
         if config.gpu_id is None:
             # Else SGLang wants a NUMA node for each rank. Its kernels for some CPUs alone use it.

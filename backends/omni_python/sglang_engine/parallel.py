@@ -137,7 +137,7 @@ class FollowingEngine(Engine):
 
     def _set_inputs(self, batch: Any) -> None:
         given, own = _receive(self._link, Plan), _plan(self, batch)
-        if (given.names, given.starts, given.tokens) != (own.names, own.starts, own.tokens):
+        if (given.names, given.free, given.starts, given.tokens) != (own.names, own.free, own.starts, own.tokens):
             raise OmniError(f"the ranks planned different batches: rank 0 {given}, this one {own}")
         for request, uncached in zip(batch.reqs, given.uncached, strict=True):
             request.skip_radix_cache_insert = uncached
@@ -168,9 +168,10 @@ def check_sizes(config: EngineConfig, size: int) -> None:
 
 def _plan(engine: Engine, batch: Any) -> Plan:
     names = [engine._names.get(request, "") for request in batch.reqs]
+    free = int(engine._scheduler.token_to_kv_pool_allocator.available_size())
     if batch.forward_mode.is_extend():
-        return Plan(names, [int(n) for n in batch.prefix_lens], [int(n) for n in batch.extend_lens])
-    return Plan(names)
+        return Plan(names, free, [int(n) for n in batch.prefix_lens], [int(n) for n in batch.extend_lens])
+    return Plan(names, free)
 
 
 def _share_inputs(engine: Engine, batch: Any) -> None:

@@ -78,10 +78,12 @@ class Step(Payload):
 class Plan(Payload):
     """Within a step: the rows of the batch, "" for those that were aborted, and which tokens of each are computed.
 
-    `uncached` rows are not remembered for others; `deepstack` features will be sent with the embeddings.
+    `free` slots are left in the KV cache. `uncached` rows are not remembered for others; `deepstack` features will be
+    sent with the embeddings.
     """
 
     names: list[str]
+    free: int
     starts: list[int] = []
     tokens: list[int] = []
     uncached: list[bool] = []
