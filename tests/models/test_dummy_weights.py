@@ -65,5 +65,5 @@ def test_what_cannot_be_is_said(bare: Path) -> None:
         stages.create_talker(path, kernels="quick")  # type: ignore[arg-type]
     with pytest.raises(InvalidArgument, match="load_format 'none' is not known; valid: auto, dummy"):
         stages.create_code2wav(path, load_format="none")  # type: ignore[arg-type]
-    with pytest.raises(InvalidArgument, match='for engine "torch"'):
-        stages.create_talker(path, engine="sglang", load_format="dummy")
+    with pytest.raises(InvalidArgument, match='for the thinker on engine "torch"'):
+        stages.create_thinker(path, engine="sglang", kernels="fused")
