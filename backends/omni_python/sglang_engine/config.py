@@ -19,8 +19,7 @@ class EngineConfig:
     inputs of decode steps are given by the owner (`StepHooks.decode_embeds`), so nothing of them is ever cached
     for others or computed again, and no prompt is cut into pieces.
 
-    `dummy`: the weights are random, and nothing of the checkpoint is read. `cuda_graphs`: decode steps are captured, on
-    a GPU; without, every step launches its kernels one by one, to tell the two ways apart.
+    `dummy`: the weights are random, and nothing of the checkpoint is read.
 
     `tp_rank` of `tp_size` processes that hold a shard each (see `parallel`) and find each other at `tp_port` of
     127.0.0.1; all but `gpu_id` is the same in the others.
@@ -38,7 +37,6 @@ class EngineConfig:
     tap: int | None = None
     feedback: bool = False
     dummy: bool = False
-    cuda_graphs: bool = True
     tp_rank: int = 0
     tp_size: int = 1
     tp_port: int | None = None
