@@ -71,6 +71,7 @@ class Sink:
 class Pipeline:
     coordinator: Coordinator
     processes: dict[str, StageProcess]
+    """By process; replicas as `b@1`."""
 
     def submit(self, deadline: float | None = None, **sampling: Any) -> tuple[str, Sink]:
         sink = Sink()
@@ -79,10 +80,11 @@ class Pipeline:
     def held(self) -> dict[str, int]:
         """Everything that is held anywhere, by name; only what is not zero."""
         counts = {f"coordinator.{name}": count for name, count in self.coordinator.stats().items()}
-        for process in self.processes.values():
-            counts[f"{process.process}.relay_slots"] = process.relay_slots_in_use
+        for name, process in self.processes.items():
+            counts[f"{name}.relay_slots"] = process.relay_slots_in_use
+            counts[f"{name}.routes"] = process.routes_held
             for stage in process.stages.values():
-                counts.update({f"{stage.spec.name}.{name}": count for name, count in stage.stats().items()})
+                counts.update({f"{name}.{stage.spec.name}.{what}": count for what, count in stage.stats().items()})
         return {name: count for name, count in counts.items() if count}
 
     def wait_empty(self, timeout: float = 5.0) -> None:
@@ -108,22 +110,24 @@ def running(
         return None if relay_backend is None else f"host of {process}"
 
     processes = {
-        group.name: StageProcess(
+        group.replica_name(replica): StageProcess(
             config.resolved_name,
             group.name,
-            build_stages(config, group.name, directory),
+            build_stages(config, group.name, directory, replica),
             directory,
             relay,
-            host(group.name),
+            host(group.replica_name(replica)),
+            replica,
         )
         for group in topology.groups
+        for replica in range(group.replicas)
     }
-    entry = processes[topology.group_of(topology.entry_stage).name]
+    entry = processes.get(topology.group_of(topology.entry_stage).name)
 
     def bls(model: str, message: bytes) -> bytes:
         assert model == topology.group_of(topology.entry_stage).triton_model
         submitted = decode_message(message)
-        assert isinstance(submitted, SubmitMessage)
+        assert isinstance(submitted, SubmitMessage) and entry is not None, "BLS cannot choose a replica"
         return msgspec.msgpack.encode(entry.submit(submitted))
 
     coordinator = Coordinator(pipeline_spec(config), directory, relay, bls, limits=limits, host=host("coordinator"))

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
-from google.protobuf import text_format
+from google.protobuf import json_format, text_format
 from tritonclient.grpc.model_config_pb2 import (
     DataType,
     ModelConfig,
@@ -81,6 +81,14 @@ def model_configs(topology: Topology) -> list[ModelConfig]:
         _set_parameters(model, omni_role="stage", omni_pipeline=topology.pipeline, omni_process=group.name)
         models.append(model)
     return models
+
+
+def model_with_replicas(topology: Topology, group: ProcessGroup, replicas: Collection[int]) -> str:
+    """The configuration, as Triton's load API takes it (JSON), of a process's model with some of its replicas alone."""
+    model = next(model for model in model_configs(topology) if model.name == group.triton_model)
+    del model.instance_group[:]
+    model.instance_group.extend(replica_instances(group, sorted(replicas)))
+    return json_format.MessageToJson(model, preserving_proto_field_name=True)
 
 
 def replica_instances(group: ProcessGroup, replicas: Iterable[int]) -> list[ModelInstanceGroup]:

@@ -43,7 +43,7 @@ def resolve_dotted(dotted: str, where: str) -> Callable[..., Any]:
 
 
 def factory_kwargs(
-    config: PipelineConfig, stage: StageConfig, *, model_path: str | None = None, tp_rank: int = 0
+    config: PipelineConfig, stage: StageConfig, *, model_path: str | None = None, tp_rank: int = 0, replica: int = 0
 ) -> dict[str, Any]:
     """The arguments for a stage's factory: `factory_args`, `runtime_overrides`, and what only the placement knows.
 
@@ -62,11 +62,11 @@ def factory_kwargs(
         "model_path": model_path or config.model_path,
         "tp_rank": tp_rank,
         "tp_size": stage.tp_size,
-        "gpu_ids": list(stage.gpus),
+        "gpu_ids": list(stage.replica_gpus(replica)),
         "process": stage.process_name,
     }
     if stage.gpus:
-        injected["gpu_id"] = stage.gpus[tp_rank]
+        injected["gpu_id"] = stage.replica_gpus(replica)[tp_rank]
     declared = stage_arguments(config, stage)
     if MEMORY_FRACTION not in named and not takes_any:
         declared.pop(MEMORY_FRACTION, None)

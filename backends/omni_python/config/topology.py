@@ -44,8 +44,7 @@ class ProcessGroup:
         return gpus[0] if gpus else None
 
     def replica_name(self, replica: int) -> str:
-        """How messages and diagrams call one replica: `thinker@1`; where there is but one, the process's name."""
-        return f"{self.name}@{replica}" if self.replicas > 1 else self.name
+        return replica_name(self.name, replica, self.replicas)
 
     @property
     def rank_processes(self) -> tuple[str, ...]:
@@ -119,6 +118,11 @@ def process_groups(config: PipelineDeclaration) -> tuple[ProcessGroup, ...]:
         )
         for process, stages in _stages_by_process(config.stages, config.fused_stages).items()
     )
+
+
+def replica_name(process: str, replica: int, replicas: int) -> str:
+    """How messages and diagrams call one of the `replicas` of a process: `thinker@1`; an only one by the process."""
+    return f"{process}@{replica}" if replicas > 1 else process
 
 
 def replica_of_instance(instance_name: str) -> int:

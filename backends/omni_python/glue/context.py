@@ -9,6 +9,7 @@ from pathlib import Path
 
 from omni_python.config.files import load_pipeline
 from omni_python.config.schema import PipelineConfig
+from omni_python.config.topology import replica_of_instance
 from omni_python.control.directory import server_directory
 from omni_python.proto.errors import OmniError
 
@@ -20,6 +21,7 @@ class ModelContext:
     config: PipelineConfig
     process: str | None
     """None for the orchestrator."""
+    replica: int
     repository: Path
     directory: Path
     """The server's private socket directory."""
@@ -38,4 +40,4 @@ def read_context(args: dict[str, str]) -> ModelContext:
     config = load_pipeline(repository / pipeline / "1" / "pipeline.yaml")
     # The stub is a child of tritonserver: all models of one server meet in one directory.
     directory = server_directory(config.endpoints.resolved_base_path, os.getppid())
-    return ModelContext(config, process, repository, directory)
+    return ModelContext(config, process, replica_of_instance(args["model_instance_name"]), repository, directory)

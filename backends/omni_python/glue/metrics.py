@@ -16,6 +16,7 @@ _FAMILIES: dict[str, tuple[bool, str]] = {  # name -> (counter or gauge, descrip
     "omni_requests_total": (True, "Requests by final state"),
     "omni_requests_in_flight": (False, "Requests between admission and their final state"),
     "omni_requests_queued": (False, "Admitted requests that wait for one in flight to end"),
+    "omni_replica_requests": (False, "Requests in flight that were given to a replica of a process"),
     "omni_stage_requests_total": (True, "Requests that reached a stage"),
     "omni_stage_held": (False, "What a stage holds now: requests, fan-in, scheduler rows, KV pages"),
     "omni_relay_slots_in_use": (False, "Relay slots of a process that readers hold"),

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
+from omni_python.config.topology import resolve_topology
 from omni_python.glue.bls import call_stage
 from omni_python.glue.context import ModelContext
 from omni_python.glue.metrics import MetricsWriter, Sample
@@ -25,7 +26,10 @@ class Orchestrator:
 
     def __init__(self, context: ModelContext) -> None:
         spec = pipeline_spec(context.config)
-        self._reloader = ModelReloader(spec.models, lambda process, why: self._coordinator.give_up(process, why))
+        self._reloader = ModelReloader(
+            resolve_topology(context.config),
+            lambda process, replica, why: self._coordinator.give_up(process, replica, why),
+        )
         self._coordinator = Coordinator(
             spec,
             context.directory,
@@ -67,5 +71,9 @@ class Orchestrator:
             Sample("omni_requests_in_flight", held["requests"]),
             Sample("omni_requests_queued", held["queued"]),
             Sample("omni_relay_slots_in_use", held["relay_slots"], {"process": "orchestrator"}),
+            *(
+                Sample("omni_replica_requests", load.requests, {"process": load.process, "replica": str(load.replica)})
+                for load in coordinator.replica_loads()
+            ),
             *(Sample("omni_requests_total", n, {"state": state.value}) for state, n in coordinator.finished.items()),
         ]

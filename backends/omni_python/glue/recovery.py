@@ -1,4 +1,10 @@
-"""Brings dead stage processes back: Triton does not restart a stub, but unloading and loading its model does."""
+"""Brings dead stage processes back: Triton does not restart a stub, but unloading and loading its model does.
+
+That would end the other replicas of a process too, and what they work on. They are instances of the same model: it is
+loaded first without the dead one, then with it. Triton (24.10 seen) ends and starts in place the instances that are new
+or gone in a model's configuration, and leaves the others alone, as long as nothing but the instances changed: neither
+the model's folder nor another setting.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +12,12 @@ import logging
 import queue
 import threading
 import time
-from collections import defaultdict, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import triton_python_backend_utils as pb_utils
+
+from omni_python.config.topology import Topology
+from omni_python.control.back_off import BackOff
 
 MAX_DEATHS = 5
 """Deaths of one process within `WINDOW` seconds after which it is not brought back again: a crash loop."""
@@ -21,20 +29,32 @@ FIRST_DELAY = 0.1
 UNLOAD_TIMEOUT = 60.0
 """Seconds for Triton to let go of the dead model; unloading is asynchronous."""
 
+Replica = tuple[str, int]
+"""A process and the number of the replica; 0 for the only one."""
+
 log = logging.getLogger(__name__)
 
 
 class ModelReloader:
-    """Reloads the models of dead processes, one after the other, on a thread of its own.
+    """Reloads the models of dead processes on a thread of its own: one at a time, since loading through BLS from
+    several threads is not safe in Triton, and while one waits for its turn others are reloaded.
 
-    `give_up(process, why)` is told of those that it cannot bring back.
+    A model that cannot be loaded counts as one that died again. `give_up(process, replica, why)` is told of those that
+    are not brought back; their models (or instances) are unloaded, so that they are not ready for Triton either.
     """
 
-    def __init__(self, models: Mapping[str, str], give_up: Callable[[str, str], None]) -> None:
-        self._models = models
+    def __init__(self, topology: Topology, give_up: Callable[[str, int, str], None]) -> None:
+        self._topology = topology
+        self._groups = {group.name: group for group in topology.groups}
+        self._instances = {group.name: set(range(group.replicas)) for group in topology.groups}
         self._give_up = give_up
-        self._dead: queue.SimpleQueue[str | None] = queue.SimpleQueue()
-        self._deaths: dict[str, deque[float]] = defaultdict(deque)
+        self._dead: queue.SimpleQueue[Replica | None] = queue.SimpleQueue()
+        self._due: dict[Replica, float] = {}
+        self._deaths = {
+            (group.name, replica): BackOff(MAX_DEATHS, WINDOW, FIRST_DELAY)
+            for group in topology.groups
+            for replica in range(group.replicas)
+        }
         self._thread = threading.Thread(target=self._run, name="omni-reload", daemon=True)
 
     def start(self) -> None:
@@ -43,35 +63,71 @@ class ModelReloader:
     def stop(self) -> None:
         self._dead.put(None)
 
-    def recover(self, process: str) -> None:
+    def recover(self, process: str, replica: int) -> None:
         """A process died. Returns at once."""
-        self._dead.put(process)
+        self._dead.put((process, replica))
 
     def _run(self) -> None:
-        while (process := self._dead.get()) is not None:
-            deaths = self._deaths[process]
-            now = time.monotonic()
-            deaths.append(now)
-            while now - deaths[0] > WINDOW:
-                deaths.popleft()
-            if len(deaths) > MAX_DEATHS:
-                self._give_up(process, f"it died {len(deaths)} times within {WINDOW:.0f} s and is not restarted again")
-                continue
-            time.sleep(FIRST_DELAY * 2 ** (len(deaths) - 1))
-            self._reload(process, self._models[process])
+        while True:
+            try:
+                replica = self._dead.get(timeout=self._time_to_next())
+            except queue.Empty:
+                first = min(self._due, key=self._due.__getitem__)
+                del self._due[first]
+                self._reload(*first)
+            else:
+                if replica is None:
+                    return
+                self._died(*replica, "it died")
 
-    def _reload(self, process: str, model: str) -> None:
-        start = time.monotonic()
-        try:
-            pb_utils.unload_model(model)
-            while pb_utils.is_model_ready(model) and time.monotonic() - start < UNLOAD_TIMEOUT:
-                time.sleep(0.01)
-            pb_utils.load_model(model)
-        except Exception as error:  # whatever Triton raises
-            self._give_up(
-                process,
-                f"it died and its model {model} could not be loaded again ({error}); "
-                "tritonserver must run with --model-control-mode=explicit --load-model=*",
-            )
+    def _time_to_next(self) -> float | None:
+        return max(0.0, min(self._due.values()) - time.monotonic()) if self._due else None
+
+    def _died(self, process: str, replica: int, what: str) -> None:
+        deaths = self._deaths[process, replica]
+        delay = deaths.next_delay(time.monotonic())
+        if delay is not None:
+            self._due[process, replica] = time.monotonic() + delay
             return
-        log.warning("process %s is back after %.2f s", process, time.monotonic() - start)
+        why = f"{what} {deaths.count} times within {WINDOW:.0f} s and is not restarted again"
+        self._give_up(process, replica, why)
+        try:
+            self._remove(process, replica)
+        except Exception as error:  # whatever Triton raises
+            log.warning("%s could not be unloaded: %s", self._groups[process].triton_model, error)
+
+    def _reload(self, process: str, replica: int) -> None:
+        start = time.monotonic()
+        model, name = self._groups[process].triton_model, self._groups[process].replica_name(replica)
+        try:
+            self._remove(process, replica)
+            self._load(process, self._instances[process] | {replica})
+        except Exception as error:  # whatever Triton raises
+            log.error("model %s could not be loaded again: %s", model, error)
+            reason = f"it died and its model {model} could not be loaded again ({error}; that needs tritonserver with "
+            self._died(process, replica, reason + "--model-control-mode=explicit --load-model=*), which happened")
+            return
+        log.warning("process %s is back after %.2f s", name, time.monotonic() - start)
+
+    def _remove(self, process: str, replica: int) -> None:
+        """Unload a dead instance: the model, unless it has others."""
+        others = self._instances[process] - {replica}
+        if others:
+            self._load(process, others)
+            return
+        start = time.monotonic()
+        model = self._groups[process].triton_model
+        pb_utils.unload_model(model)
+        while pb_utils.is_model_ready(model) and time.monotonic() - start < UNLOAD_TIMEOUT:
+            time.sleep(0.01)
+        self._instances[process] = set()
+
+    def _load(self, process: str, replicas: set[int]) -> None:
+        group = self._groups[process]
+        if group.replicas == 1:
+            pb_utils.load_model(group.triton_model)
+        else:
+            from omni_python.config.compile import model_with_replicas  # brings gRPC with it, seldom needed here
+
+            pb_utils.load_model(group.triton_model, config=model_with_replicas(self._topology, group, replicas))
+        self._instances[process] = replicas

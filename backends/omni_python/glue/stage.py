@@ -27,9 +27,14 @@ class StageModel:
     def __init__(self, context: ModelContext) -> None:
         assert context.process is not None
         config = context.config
-        stages = build_stages(config, context.process, context.repository)
+        stages = build_stages(config, context.process, context.repository, context.replica)
         self._process = StageProcess(
-            config.resolved_name, context.process, stages, context.directory, relay_settings(config, context.process)
+            config.resolved_name,
+            context.process,
+            stages,
+            context.directory,
+            relay_settings(config, context.process, context.replica),
+            replica=context.replica,
         )
         self._process.start()
         self._metrics = MetricsWriter(config.resolved_name, self._samples)
@@ -59,22 +64,23 @@ class StageModel:
         return self._process.submit(message)
 
     def _samples(self) -> list[Sample]:
-        process = self._process.process
+        replica = str(self._process.replica)
+        process = {"process": self._process.process, "replica": replica}
         samples = [
-            Sample("omni_relay_slots_in_use", self._process.relay_slots_in_use, {"process": process}),
+            Sample("omni_relay_slots_in_use", self._process.relay_slots_in_use, process),
             *(
-                Sample("omni_relay_payloads_total", count, {"process": process, "way": way})
+                Sample("omni_relay_payloads_total", count, {**process, "way": way})
                 for way, count in self._process.carried.items()
             ),
             *(
-                Sample("omni_relay_waits_total", stats["waits"], {"process": process, "relay": relay})
+                Sample("omni_relay_waits_total", stats["waits"], {**process, "relay": relay})
                 for relay, stats in self._process.relay_stats().items()
             ),
         ]
         for stage in self._process.stages.values():
-            name = stage.spec.name
-            samples.append(Sample("omni_stage_requests_total", stage.accepted, {"stage": name}))
+            labels = {"stage": stage.spec.name, "replica": replica}
+            samples.append(Sample("omni_stage_requests_total", stage.accepted, labels))
             samples += [
-                Sample("omni_stage_held", count, {"stage": name, "what": what}) for what, count in stage.stats().items()
+                Sample("omni_stage_held", count, {**labels, "what": what}) for what, count in stage.stats().items()
             ]
         return samples

@@ -25,6 +25,7 @@ def pipeline_spec(config: PipelineConfig) -> PipelineSpec:
         entry_stage=topology.entry_stage,
         models={group.name: group.triton_model for group in topology.groups},
         stages={group.name: group.stages for group in topology.groups},
+        replicas={group.name: group.replicas for group in topology.groups},
         feeders={terminal: _feeders(topology, terminal) for terminal in topology.terminal_stages},
         terminal_stages_fn=_function(config.terminal_stages_fn, "terminal_stages_fn"),
     )
@@ -48,7 +49,9 @@ def _feeders(topology: Topology, stage: str) -> frozenset[str]:
     return frozenset(found)
 
 
-def build_stages(config: PipelineConfig, process: str, repository: Path) -> list[tuple[StageSpec, Scheduler]]:
+def build_stages(
+    config: PipelineConfig, process: str, repository: Path, replica: int = 0
+) -> list[tuple[StageSpec, Scheduler]]:
     """Import and build every stage of a process. Environment defaults are set first, since they must precede imports.
 
     Raises `ConfigError` for paths and arguments that do not fit, `OmniError` for a factory that returns no scheduler,
@@ -59,13 +62,13 @@ def build_stages(config: PipelineConfig, process: str, repository: Path) -> list
     group = next((group for group in resolve_topology(config).groups if group.name == process), None)
     if group is None:
         raise OmniError(f"pipeline {config.resolved_name} has no process {process}; compile the model repository again")
-    take_gpu_share(config, group)
+    take_gpu_share(config, group, replica)
     stages = {stage.name: stage for stage in config.stages}
     built = []
     for name in group.stages:
         stage = stages[name]
         factory = resolve_dotted(stage.factory, f"stages.{name}.factory")
-        scheduler = factory(**factory_kwargs(config, stage, model_path=str(model_path)))
+        scheduler = factory(**factory_kwargs(config, stage, model_path=str(model_path), replica=replica))
         if not isinstance(scheduler, Scheduler):
             raise OmniError(
                 f"stages.{name}.factory: {stage.factory} returned a {type(scheduler).__name__}, not a Scheduler"
@@ -94,7 +97,7 @@ def stage_spec(stage: StageConfig) -> StageSpec:
     )
 
 
-def relay_settings(config: PipelineConfig, process: str | None = None) -> RelaySettings:
+def relay_settings(config: PipelineConfig, process: str | None = None, replica: int = 0) -> RelaySettings:
     """A process's relay: its pool is that of its most demanding stage (None: the orchestrator's, on the CPU)."""
     topology = resolve_topology(config)
     group = next((group for group in topology.groups if group.name == process), None)
@@ -102,7 +105,7 @@ def relay_settings(config: PipelineConfig, process: str | None = None) -> RelayS
     return RelaySettings(
         backend=config.relay_backend,
         pool_bytes=max(relay.slot_size_mb * relay.credits for relay in relays) << 20,
-        gpu=relay_gpu(config, group) if group else None,
+        gpu=relay_gpu(config, group, replica) if group else None,
         rank=next((relay.rank for relay in relays if relay.rank is not None), None),
     )
 

@@ -17,7 +17,7 @@ from omni_python.control.liveness import PERIOD, LifeSign, remove_life_sign, wri
 from omni_python.pipeline.admission import Admission
 from omni_python.pipeline.answers import AnswerThreads, ResponseSink
 from omni_python.pipeline.endpoint import Endpoint
-from omni_python.pipeline.registry import Registry
+from omni_python.pipeline.registry import Registry, ReplicaLoad
 from omni_python.pipeline.spec import Limits, PipelineSpec
 from omni_python.pipeline.stage_process import coordinator_address
 from omni_python.pipeline.submission import SubmitThreads
@@ -34,6 +34,7 @@ from omni_python.proto.messages import (
     Peer,
     PeersMessage,
     RegisterMessage,
+    Route,
     StreamMessage,
     SubmitMessage,
     SubmitReply,
@@ -76,12 +77,13 @@ class _Request:
     state: RequestState = RequestState.PENDING
     completed: set[str] = field(default_factory=set)
     failed: set[str] = field(default_factory=set)
+    route: Route = ()  # the processes that it was given to
     error: OmniError | None = None  # what the failed terminals failed with
 
 
 class Coordinator:
     """`bls(model, message) -> reply` submits to the entry stage's model; it blocks and is called on several threads.
-    `recover(process)` is called when a stage process died; it returns at once."""
+    `recover(process, replica)` is called when a stage process died; it returns at once."""
 
     def __init__(
         self,
@@ -89,7 +91,7 @@ class Coordinator:
         directory: Path,
         relay: RelaySettings,
         bls: Callable[[str, bytes], bytes],
-        recover: Callable[[str], None] | None = None,
+        recover: Callable[[str, int], None] | None = None,
         limits: Limits | None = None,
         host: str | None = None,
     ) -> None:
@@ -99,12 +101,12 @@ class Coordinator:
         """Requests by final state."""
         self._bls = bls
         self._entry_model = spec.models[spec.entry_process]
-        self._recover = recover or (lambda process: None)
+        self._recover = recover or (lambda process, replica: None)
         self._directory = directory
         address = coordinator_address(directory, spec.name)
         self._endpoint = Endpoint(directory, self._on_message, relay, address, host)
         self._carrier = self._endpoint.carrier
-        self._registry = Registry(self._endpoint.epoch, spec.stages)
+        self._registry = Registry(self._endpoint.epoch, spec.stages, spec.replicas)
         self._deaths = DeathWatch()
         self._requests: dict[str, _Request] = {}
         self._admission: Admission[_Request] = Admission(self.limits.max_in_flight, self.limits.max_queued)
@@ -112,9 +114,9 @@ class Coordinator:
         self._next_sign = 0.0
         self._heard: dict[int, float] = {}  # epoch -> when it last registered
         self._leaving: dict[int, Peer] = {}  # epoch -> a process whose model is being unloaded
-        self._departed: set[int] = set()  # epochs of processes that were told goodbye
-        self._given_up: dict[str, str] = {}  # process -> why it will not come back
         self._broken: dict[int, str] = {}  # epoch -> what a process said that cannot go on
+        self._departed: set[int] = set()  # epochs of processes that were told goodbye
+        self._given_up: dict[tuple[str, int], str] = {}  # process and replica -> why it will not come back
         self._lock = threading.Lock()
         self._numbers = itertools.count(1)
         self._submissions = SubmitThreads(self.limits.submit_threads, self._submit_safely)
@@ -144,6 +146,10 @@ class Coordinator:
         """What is held now; all zero when no request is left."""
         queued = self._admission.waiting
         return {"requests": len(self._requests), "queued": queued, "relay_slots": self._carrier.slots_in_use}
+
+    def replica_loads(self) -> list[ReplicaLoad]:
+        """How many requests each replica of each process works on now."""
+        return self._registry.loads()
 
     def check_room(self) -> None:
         """Raises `Unavailable` where `submit` would: before work is put into a request that cannot be taken."""
@@ -182,13 +188,22 @@ class Coordinator:
         if request is not None:
             self._end(request, RequestState.ABORTED, error or Cancelled("the request was cancelled"))
 
-    def give_up(self, process: str, why: str) -> None:
-        """A process will not come back: refuse at once what needs it, and say why."""
-        log.warning("process %s: %s", process, why)
-        self._given_up[process] = why
+    def give_up(self, process: str, replica: int, why: str) -> None:
+        """A process will not come back: refuse at once what needs it where it was the last of its replicas, and say
+        why."""
+        log.warning("process %s: %s", self.spec.replica_name(process, replica), why)
+        self._given_up[process, replica] = why
         for request in list(self._requests.values()):
-            if process in request.processes and request.state is RequestState.PENDING:
-                self._end(request, RequestState.FAILED, Unavailable(f"process {process} of {self.spec.name}: {why}"))
+            if request.state is RequestState.PENDING and (error := self._refusal(request)) is not None:
+                self._end(request, RequestState.FAILED, error)
+
+    def _refusal(self, request: _Request) -> Unavailable | None:
+        """Why a request cannot be served for now: all replicas of a process are given up."""
+        for process in request.processes:
+            reasons = [self._given_up.get((process, replica)) for replica in range(self.spec.replicas[process])]
+            if reasons[-1] is not None and None not in reasons:
+                return Unavailable(f"process {process} of {self.spec.name}: {reasons[-1]}")
+        return None
 
     # -- submit threads
 
@@ -201,22 +216,21 @@ class Coordinator:
             self._end(request, RequestState.FAILED, OmniError.of(error))
 
     def _submit(self, request: _Request) -> None:
-        for process in request.processes & self._given_up.keys():
-            raise Unavailable(f"process {process} of {self.spec.name}: {self._given_up[process]}")
-        if not self._registry.wait_complete(request.processes, self.limits.grace):
-            missing = ", ".join(self._registry.missing(request.processes)) or "none, but not all know of the others"
-            raise Unavailable(f"processes of pipeline {self.spec.name} that are not running: {missing}")
-        payload, request.payload = request.payload, None
-        if payload is None or request.state is not RequestState.PENDING:
+        if (refusal := self._refusal(request)) is not None:
+            raise refusal
+        payload = self._assign(request)
+        if payload is None:
             return
-        entry = self._registry.peer_of(self.spec.entry_stage)
+        entry = self._registry.runs(request.route, self.spec.entry_stage)
         if entry is None:
             raise Unavailable(f"stage {self.spec.entry_stage} is not there")
         envelope = self._carrier.pack(payload, [entry.epoch], request.id)
         remaining = request.deadline - time.monotonic()
-        message = SubmitMessage(self._endpoint.epoch, request.id, self.spec.entry_stage, envelope, remaining)
+        message = SubmitMessage(
+            self._endpoint.epoch, request.id, self.spec.entry_stage, envelope, remaining, request.route
+        )
         try:
-            reply: SubmitReply = decode_reply(self._bls(self._entry_model, encode_message(message)))
+            reply = self._hand_over(entry, message)
         except Exception as error:
             self._carrier.take_back(envelope, [entry.epoch])
             raise Unavailable(f"stage {self.spec.entry_stage} did not take the request: {error}") from error
@@ -228,7 +242,29 @@ class Coordinator:
                 request.state = RequestState.RUNNING
             ended_early = request.state in (RequestState.FAILED, RequestState.ABORTED)
         if ended_early:  # meanwhile, and the news may have been at the stage before the request was
-            self._broadcast(AbortMessage(self._endpoint.epoch, request.id))
+            self._tell_route(request, AbortMessage(self._endpoint.epoch, request.id))
+
+    def _assign(self, request: _Request) -> OmniRequest | None:
+        """Choose the replicas that serve a request, and take its payload; None if it is over already."""
+        route = self._registry.choose(request.processes, self.limits.grace)
+        if route is None:
+            missing = ", ".join(self._registry.missing(request.processes)) or "none, but not all know of the others"
+            raise Unavailable(f"processes of pipeline {self.spec.name} that are not running: {missing}")
+        with self._lock:
+            payload, request.payload = request.payload, None
+            if request.state is RequestState.PENDING and payload is not None:
+                request.route = route
+                return payload
+        self._registry.release(route)
+        return None
+
+    def _hand_over(self, entry: Peer, message: SubmitMessage) -> SubmitReply:
+        if self.spec.replicas[entry.process] == 1:
+            reply: SubmitReply = decode_reply(self._bls(self._entry_model, encode_message(message)))
+            return reply
+        # BLS would reach any instance, also one that died (Triton notices after a second), and its call then hangs.
+        self._endpoint.send(entry.epoch, message)
+        return SubmitReply(entry.epoch)
 
     # -- receiving thread
 
@@ -242,6 +278,9 @@ class Coordinator:
                 self._on_register(message)
             case LeaveMessage():
                 self._on_leave(message.epoch)
+            case BrokenMessage():
+                self._broken[message.epoch] = message.reason
+                self._deaths.kill(message.epoch)
             case DrainMessage():
                 self.drain()
             case _:
@@ -278,9 +317,6 @@ class Coordinator:
     def _fail_part(self, request: _Request, stages: Collection[str], error: OmniError) -> None:
         """Stages failed a request. Streamed answers that do not depend on them go on to their end, and the request
         fails after that; it fails at once where none is left, or where nothing can be sent before the end anyway."""
-            case BrokenMessage():
-                self._broken[message.epoch] = message.reason
-                self._deaths.kill(message.epoch)
         lost = (self.spec.fed_by(stages) & request.terminals) - request.completed - request.failed
         left = request.terminals - request.completed - request.failed - lost
         if not request.stream or isinstance(error, _WHOLE_REQUEST) or (left and not lost and not request.failed):
@@ -292,7 +328,7 @@ class Coordinator:
         request.error = request.error or error
         if left:
             log.warning("request %s goes on without %s: %s", request.id, ", ".join(sorted(lost)), error)
-            self._broadcast(AbortMessage(self._endpoint.epoch, request.id, self.spec.unneeded(left)))
+            self._tell_route(request, AbortMessage(self._endpoint.epoch, request.id, self.spec.unneeded(left)))
         self._end_if_complete(request)
 
     def _payload(self, request: _Request | None, epoch: int, envelope: Envelope | None) -> Payload | None:
@@ -317,7 +353,7 @@ class Coordinator:
         if replaced is not None:
             self._lose(replaced, "was restarted")
         if peer is not None:
-            self._given_up.pop(peer.process, None)
+            self._given_up.pop((peer.process, peer.replica), None)
             self._endpoint.connect(peer.epoch, peer.address, peer.site)
             self._deaths.watch(peer.epoch, peer.pid)
             self._broadcast(self._view())
@@ -328,13 +364,14 @@ class Coordinator:
         peer = self._registry.peer(epoch)
         if peer is not None:
             self._leaving[epoch] = peer
-            self.give_up(peer.process, "its model is being unloaded")
+            self._registry.retire(epoch)
+            self.give_up(peer.process, peer.replica, "its model is being unloaded")
             self._release()
 
     def _release(self) -> None:
         """Say goodbye to leaving processes that no running request needs."""
-        for epoch, peer in list(self._leaving.items()):
-            if any(peer.process in request.processes for request in list(self._requests.values())):
+        for epoch in list(self._leaving):
+            if not self._registry.is_idle(epoch):
                 continue
             if self._leaving.pop(epoch, None) is not None:
                 self._departed.add(epoch)  # a last heartbeat must not bring it back
@@ -358,7 +395,7 @@ class Coordinator:
                 self._lose(peer, "was unloaded" if unloaded else self._broken.pop(epoch, "died"))
                 self._broadcast(self._view())
                 if not unloaded:
-                    self._recover(peer.process)
+                    self._recover(peer.process, peer.replica)
             if time.monotonic() >= next_check:
                 next_check = time.monotonic() + CANCEL_POLL
                 self._check_requests()
@@ -401,8 +438,8 @@ class Coordinator:
 
     def _lose(self, peer: Peer, what: str) -> None:
         """A stage process is gone, and with it whatever part of the running requests it held."""
-        stages = ", ".join(peer.stages)
-        log.error("process %s (%s) %s", peer.process, stages, what)
+        stages, name = ", ".join(peer.stages), self.spec.replica_name(peer.process, peer.replica)
+        log.error("process %s (%s) %s", name, stages, what)
         self._heard.pop(peer.epoch, None)
         self._leaving.pop(peer.epoch, None)
         self._deaths.forget(peer.epoch)
@@ -410,9 +447,8 @@ class Coordinator:
         if peer.process == self.spec.entry_process:
             self._submissions.replace_stuck()
         for request in list(self._requests.values()):
-            handed_over = request.payload is None  # those that still wait may find the process restored
-            if handed_over and peer.process in request.processes:
-                self._fail_part(request, peer.stages, Unavailable(f"process {peer.process} (stages {stages}) {what}"))
+            if peer.epoch in request.route:  # those that have no route yet may find the process restored
+                self._fail_part(request, peer.stages, Unavailable(f"process {name} (stages {stages}) {what}"))
 
     # -- the end of a request
 
@@ -424,13 +460,14 @@ class Coordinator:
             request.state = state
             self.finished[state] += 1
             starting = list(self._admission.release(request.id))
+        self._registry.release(request.route)
         for following in starting:
             self._submissions.put(following)
         self._carrier.cleanup(request.id)
         if error is None:
             self._answers.put(request.id, request.sink.finish)
         else:
-            self._broadcast(AbortMessage(self._endpoint.epoch, request.id))
+            self._tell_route(request, AbortMessage(self._endpoint.epoch, request.id))
             self._answers.put(request.id, lambda: request.sink.fail(error))
         if self._leaving:
             self._release()
@@ -448,9 +485,14 @@ class Coordinator:
             self._carrier.site,
         )
 
-    def _broadcast(self, message: AbortMessage | PeersMessage) -> None:
+    def _broadcast(self, message: PeersMessage) -> None:
         for peer in self._registry.peers():
             self._tell(peer.epoch, message)
+
+    def _tell_route(self, request: _Request, message: AbortMessage) -> None:
+        for peer in self._registry.peers():
+            if peer.epoch in request.route:
+                self._tell(peer.epoch, message)
 
     def _tell(self, epoch: int, message: AbortMessage | PeersMessage | GoodbyeMessage) -> None:
         try:

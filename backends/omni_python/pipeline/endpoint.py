@@ -22,12 +22,13 @@ from omni_python.proto.messages import (
     DataReadyMessage,
     Site,
     StreamMessage,
+    SubmitMessage,
     new_epoch,
 )
 from omni_python.relay.base import RelaySettings
 from omni_python.relay.carrier import Carrier
 
-DataMessage = DataReadyMessage | StreamMessage | CompleteMessage
+DataMessage = SubmitMessage | DataReadyMessage | StreamMessage | CompleteMessage
 
 log = logging.getLogger(__name__)
 

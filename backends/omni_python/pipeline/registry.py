@@ -1,52 +1,92 @@
-"""What the coordinator knows of the pipeline's processes."""
+"""What the coordinator knows of the pipeline's processes, and which of their replicas serve a request."""
 
 from __future__ import annotations
 
+import itertools
 import threading
-from collections.abc import Collection, Iterable, Mapping
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
 
-from omni_python.proto.messages import Peer, RegisterMessage
+from omni_python.proto.messages import Peer, RegisterMessage, Route
+
+
+@dataclass(frozen=True)
+class ReplicaLoad:
+    """How many requests one replica of a process works on."""
+
+    process: str
+    replica: int
+    requests: int
 
 
 class Registry:
-    """The newest registration of each process. `version` grows with every change. Thread-safe.
+    """The newest registration of each replica of each process. `version` grows with every change. Thread-safe.
 
-    The pipeline is complete when every process is registered and has seen the newest version: only then does each
-    know where to send to.
+    A replica can serve once it has seen the version with which it joined, and the others have too: only then do they
+    know where to send to. One that joins or goes does not keep the others from serving.
+    A request keeps the replicas that `choose` chose for it, one of each process that it needs, until `release`.
     """
 
-    def __init__(self, epoch: int, stages_by_process: Mapping[str, Iterable[str]]) -> None:
+    def __init__(self, epoch: int, stages: Mapping[str, Collection[str]], replicas: Mapping[str, int]) -> None:
         self._epoch = epoch
-        self._expected = {process: frozenset(stages) for process, stages in stages_by_process.items()}
-        self._peers: dict[str, Peer] = {}
-        self._seen: dict[str, tuple[int, int]] = {}  # process -> newest view that it has seen
+        self._stages = {process: frozenset(names) for process, names in stages.items()}
+        self._replicas = replicas
+        self._peers: dict[tuple[str, int], Peer] = {}  # by process and replica
+        self._seen: dict[int, int] = {}  # epoch -> newest version that it has seen
+        self._joined: dict[int, int] = {}  # epoch -> the version in which it was first
+        self._retired: set[int] = set()  # epochs that get no new requests
+        self._loads: Counter[int] = Counter()  # epoch -> requests
+        self._turns: dict[int, int] = {}  # epoch -> when it was last chosen
+        self._clock = itertools.count(1)
         self._changed = threading.Condition()
         self.version = 1
 
     def register(self, message: RegisterMessage) -> tuple[Peer | None, Peer | None]:
         """Take a registration. Returns (new peer or None where nothing changed, the peer that it replaces or None).
 
-        Raises `ValueError` for a process or stages that the pipeline does not have.
+        Raises `ValueError` for a process, replica or stages that the pipeline does not have.
         """
-        if self._expected.get(message.process) != frozenset(message.stages):
+        if self._stages.get(message.process) != frozenset(message.stages):
             raise ValueError(f"process {message.process} with stages {message.stages} is not of this pipeline")
+        if not 0 <= message.replica < self._replicas[message.process]:
+            raise ValueError(f"process {message.process} has no replica {message.replica}")
+        key = message.process, message.replica
         with self._changed:
-            before = self._peers.get(message.process)
-            self._seen[message.process] = message.view
+            before = self._peers.get(key)
+            seen = message.view[1] if message.view[0] == self._epoch else 0
             if before is not None and before.epoch == message.epoch:
+                self._seen[message.epoch] = seen
                 self._changed.notify_all()
                 return None, None
-            peer = Peer(message.process, message.stages, message.epoch, message.pid, message.address, message.site)
-            self._peers[message.process] = peer
+            peer = Peer(
+                message.process,
+                message.stages,
+                message.epoch,
+                message.pid,
+                message.address,
+                message.site,
+                message.replica,
+            )
+            if before is not None:
+                self._forget(before.epoch)
+            self._peers[key] = peer
             self.version += 1
+            self._joined[peer.epoch], self._seen[peer.epoch] = self.version, seen
             return peer, before
 
-    def remove(self, epoch: int) -> Peer | None:
-        """A process died."""
+    def retire(self, epoch: int) -> None:
+        """Choose this process for nothing new; what it has goes on."""
         with self._changed:
-            for process, peer in self._peers.items():
+            self._retired.add(epoch)
+
+    def remove(self, epoch: int) -> Peer | None:
+        """A process is gone."""
+        with self._changed:
+            for key, peer in self._peers.items():
                 if peer.epoch == epoch:
-                    del self._peers[process]
+                    del self._peers[key]
+                    self._forget(epoch)
                     self.version += 1
                     self._changed.notify_all()
                     return peer
@@ -59,19 +99,76 @@ class Registry:
         with self._changed:
             return list(self._peers.values())
 
-    def missing(self, processes: Collection[str]) -> list[str]:
-        """Those of `processes` that are not registered."""
-        return sorted(set(processes) - self._peers.keys())
-
-    def wait_complete(self, processes: Collection[str], timeout: float) -> bool:
-        """Whether all of `processes` are there and know of each other, waiting up to `timeout` seconds for the last."""
+    def serves(self, process: str) -> bool:
+        """Whether a replica of the process takes new requests, or will as soon as all know of it."""
         with self._changed:
-            return self._changed.wait_for(lambda: self._is_complete(processes), timeout)
+            return any(peer.epoch not in self._retired for peer in self._of(process))
 
-    def _is_complete(self, processes: Collection[str]) -> bool:
-        newest = (self._epoch, self.version)
-        return not self.missing(processes) and all(self._seen[process] == newest for process in processes)
+    def missing(self, processes: Collection[str]) -> list[str]:
+        """Those of `processes` of which no replica is registered."""
+        return sorted(process for process in processes if not self.serves(process))
 
-    def peer_of(self, stage: str) -> Peer | None:
-        """The process that runs a stage."""
-        return next((peer for peer in self.peers() if stage in peer.stages), None)
+    # -- replicas of a request
+
+    def choose(self, processes: Collection[str], timeout: float) -> Route | None:
+        """The least loaded replica of each of `processes`, in turns among equals; each counts one request more.
+
+        Waits up to `timeout` seconds for processes of which no replica can serve; None if that was not enough.
+        """
+        with self._changed:
+            if not self._changed.wait_for(lambda: all(any(self._ready(process)) for process in processes), timeout):
+                return None
+            route = tuple(min(self._ready(process), key=self._rank).epoch for process in sorted(processes))
+            for epoch in route:
+                self._loads[epoch] += 1
+                self._turns[epoch] = next(self._clock)
+            return route
+
+    def release(self, route: Route) -> None:
+        """The request of this route is over."""
+        with self._changed:
+            for epoch in route:
+                if self._loads[epoch] > 1:
+                    self._loads[epoch] -= 1
+                else:
+                    del self._loads[epoch]
+
+    def is_idle(self, epoch: int) -> bool:
+        return epoch not in self._loads
+
+    def runs(self, route: Route, stage: str) -> Peer | None:
+        """The process of a route that runs a stage; None if it is gone."""
+        return next((peer for peer in self.peers() if peer.epoch in route and stage in peer.stages), None)
+
+    def loads(self) -> list[ReplicaLoad]:
+        """Every replica that the pipeline has, also those that are not there now."""
+        with self._changed:
+            by_replica = {key: self._loads[peer.epoch] for key, peer in self._peers.items()}
+        return [
+            ReplicaLoad(process, replica, by_replica.get((process, replica), 0))
+            for process, count in self._replicas.items()
+            for replica in range(count)
+        ]
+
+    # -- with the lock held
+
+    def _of(self, process: str) -> Iterator[Peer]:
+        return (peer for (name, _), peer in self._peers.items() if name == process)
+
+    def _ready(self, process: str) -> Iterator[Peer]:
+        informed = [seen for epoch, seen in self._seen.items() if seen >= self._joined[epoch]]
+        known = min(informed, default=0)  # all that joined up to this version know of each other
+        return (
+            peer
+            for peer in self._of(process)
+            if peer.epoch not in self._retired and self._joined[peer.epoch] <= min(known, self._seen[peer.epoch])
+        )
+
+    def _rank(self, peer: Peer) -> tuple[int, int]:
+        return self._loads[peer.epoch], self._turns.get(peer.epoch, 0)
+
+    def _forget(self, epoch: int) -> None:
+        self._seen.pop(epoch, None)
+        self._joined.pop(epoch, None)
+        self._turns.pop(epoch, None)
+        self._retired.discard(epoch)

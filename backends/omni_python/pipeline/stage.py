@@ -76,6 +76,8 @@ class StageOutlet(Protocol):
     def send_to_client(self, source: str, request_id: str, payload: Payload) -> None: ...
     def send_result(self, source: str, request_id: str, payload: Payload) -> None: ...
     def send_failure(self, source: str, request_id: str, error: BaseException) -> None: ...
+    def closed(self, request_id: str) -> None:
+        """A stage is done with a request."""
 
 
 class Stage:
@@ -182,6 +184,9 @@ class Stage:
     def is_over(self, request_id: str) -> bool:
         return request_id in self._over
 
+    def is_open(self, request_id: str) -> bool:
+        return request_id in self._open
+
     def open_requests(self) -> list[str]:
         with self._lock:
             return list(self._open)
@@ -216,6 +221,7 @@ class Stage:
             if self._fan_in is not None:
                 self._fan_in.discard(request_id)
         self._deadlines.discard(self.spec.name, request_id)
+        self._outlet.closed(request_id)
         return True
 
     # -- outputs

@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -14,19 +15,21 @@ from omni_python.control.deaths import DeathWatch
 from omni_python.control.directory import leave_directory, socket_address
 from omni_python.pipeline.deadlines import DeadlineWatch
 from omni_python.pipeline.endpoint import Endpoint
+from omni_python.pipeline.routes import Routes
 from omni_python.pipeline.stage import Stage, StageSpec
 from omni_python.proto.errors import OmniError, Unavailable
 from omni_python.proto.messages import (
     AbortMessage,
+    BrokenMessage,
     CompleteMessage,
     ControlMessage,
-    BrokenMessage,
     DataReadyMessage,
     GoodbyeMessage,
     LeaveMessage,
     Peer,
     PeersMessage,
     RegisterMessage,
+    Route,
     StreamMessage,
     SubmitMessage,
     SubmitReply,
@@ -42,11 +45,11 @@ FIRST_REGISTRATION = 0.05
 HEARTBEAT = 1.0
 """Seconds between registrations afterwards."""
 
-CLIENT = "client"
-"""The source of what the coordinator submits."""
-
 BROKEN_GRACE = 2.0
 """Seconds in which the coordinator ends a process that cannot go on; then it ends by itself."""
+
+CLIENT = "client"
+"""The source of what the coordinator submits."""
 
 _COORDINATOR = 0
 """Stands for the epoch of whichever coordinator listens at the well-known address."""
@@ -60,7 +63,8 @@ def coordinator_address(directory: Path, pipeline: str) -> str:
 
 
 class StageProcess:
-    """Stages that share a process, one socket for all of them. Neighbours inside hand payloads over by reference."""
+    """Stages that share a process, one socket for all of them. Neighbours inside hand payloads over by reference; to
+    others they go as the request's route says. `replica` tells the process from others that run the same stages."""
 
     def __init__(
         self,
@@ -70,18 +74,22 @@ class StageProcess:
         directory: Path,
         relay: RelaySettings,
         host: str | None = None,
+        replica: int = 0,
     ) -> None:
         self.process = process
+        self.replica = replica
         self._deadlines = DeadlineWatch(lambda stage, request_id: self.stages[stage].expire(request_id))
         self.stages = {spec.name: Stage(spec, scheduler, self, self._deadlines) for spec, scheduler in stages}
+        for stage in self.stages.values():
+            stage.scheduler.on_broken = self._give_up
         self._directory = directory
         self._endpoint = Endpoint(directory, self._on_message, relay, host=host)
         self._carrier = self._endpoint.carrier
         self._endpoint.connect(_COORDINATOR, coordinator_address(directory, pipeline))
         self._view = (0, 0)  # the coordinator's epoch and the version of its newest PeersMessage
-        self._peers: dict[str, Peer] = {}  # by stage
-        for stage in self.stages.values():
-            stage.scheduler.on_broken = self._give_up
+        self._peers: dict[str, list[Peer]] = {}  # by stage
+        self._routes = Routes(lambda request_id: any(stage.is_open(request_id) for stage in self.stages.values()))
+        self._former: dict[tuple[str, int], Peer] = {}  # by process and replica: those that the last coordinator knew
         self._dead: set[int] = set()  # epochs of processes that were replaced
         self._released = threading.Event()
         self._deaths = DeathWatch()
@@ -90,6 +98,11 @@ class StageProcess:
     @property
     def relay_slots_in_use(self) -> int:
         return self._carrier.slots_in_use
+
+    @property
+    def routes_held(self) -> int:
+        """Requests that a stage has open."""
+        return len(self._routes)
 
     @property
     def carried(self) -> dict[str, int]:
@@ -140,16 +153,9 @@ class StageProcess:
             payload = self._carrier.unpack(message.epoch, message.payload)
         except OmniError as failure:
             return SubmitReply(self._endpoint.epoch, WireError.of(failure))
-        stage.on_payload(message.request_id, CLIENT, payload, time.monotonic() + message.remaining)
+        with self._routes.arriving(message.request_id, message.route):
+            stage.on_payload(message.request_id, CLIENT, payload, time.monotonic() + message.remaining)
         return SubmitReply(self._endpoint.epoch)
-
-    # -- StageOutlet
-
-    def send_payload(self, source: str, target: str, request_id: str, payload: Payload, deadline: float) -> None:
-        if local := self.stages.get(target):
-            local.on_payload(request_id, source, payload, deadline)
-            return
-        self._send_data(source, target, request_id, payload, deadline)
 
     def _give_up(self, reason: str) -> None:
         """A scheduler cannot go on, so the process has to end: the coordinator does it, and tells its requests why."""
@@ -160,6 +166,14 @@ class StageProcess:
             log.warning("the coordinator does not know: %s", error)
         time.sleep(BROKEN_GRACE)
         os.kill(os.getpid(), signal.SIGKILL)
+
+    # -- StageOutlet
+
+    def send_payload(self, source: str, target: str, request_id: str, payload: Payload, deadline: float) -> None:
+        if local := self.stages.get(target):
+            local.on_payload(request_id, source, payload, deadline)
+            return
+        self._send_data(source, target, request_id, payload, deadline)
 
     def send_chunk(
         self, source: str, target: str, request_id: str, chunk_id: int, payload: Payload, deadline: float
@@ -207,7 +221,8 @@ class StageProcess:
         chunk_id: int = -1,
         is_done: bool = False,
     ) -> None:
-        peer = self._peer(target)
+        route = self._routes.of(request_id)
+        peer = self._peer(target, route)
         envelope = None if payload is None else self._carrier.pack(payload, [peer.epoch], request_id)
         message = DataReadyMessage(
             self._endpoint.epoch,
@@ -218,6 +233,7 @@ class StageProcess:
             chunk_id,
             is_done,
             deadline - time.monotonic(),
+            route,
         )
         try:
             self._endpoint.send(peer.epoch, message)
@@ -225,11 +241,16 @@ class StageProcess:
             self._carrier.take_back(envelope, [peer.epoch])
             raise Unavailable(f"stage {target} is not there: {error}") from None
 
-    def _peer(self, stage: str) -> Peer:
-        try:
-            return self._peers[stage]
-        except KeyError:
-            raise Unavailable(f"stage {stage} is not there: it is not registered") from None
+    def _peer(self, stage: str, route: Route) -> Peer:
+        """The process of the route that runs a stage; the only one, for requests that came without a route."""
+        peers = self._peers.get(stage, [])
+        for peer in peers:
+            if peer.epoch in route or (not route and len(peers) == 1):
+                return peer
+        raise Unavailable(f"stage {stage} is not there: {'its process is gone' if peers else 'it is not registered'}")
+
+    def closed(self, request_id: str) -> None:
+        self._routes.closed(request_id)
 
     # -- receiving thread
 
@@ -237,6 +258,10 @@ class StageProcess:
         match message:
             case DataReadyMessage():
                 self._on_data(message)
+            case SubmitMessage():
+                reply = self.submit(message)
+                if reply.error is not None:
+                    self.send_failure(message.stage, message.request_id, reply.error.exception())
             case AbortMessage():
                 self._abort(message)
             case PeersMessage():
@@ -258,7 +283,10 @@ class StageProcess:
         if stage is None or message.epoch in self._dead or stage.is_over(message.request_id):
             self._carrier.decline(message.epoch, message.payload)
             return
-        deadline = time.monotonic() + message.remaining
+        with self._routes.arriving(message.request_id, message.route):
+            self._hand_over(stage, message, time.monotonic() + message.remaining)
+
+    def _hand_over(self, stage: Stage, message: DataReadyMessage, deadline: float) -> None:
         if message.is_done:
             stage.on_stream_done(message.request_id, message.source, message.chunk_id, deadline)
             return
@@ -280,16 +308,28 @@ class StageProcess:
             self._drop_requests()  # whatever runs here belongs to another coordinator
             self._deaths.watch(message.epoch, message.pid)
             self._endpoint.connect(message.epoch, message.address, message.site)
+            # A new coordinator hears of the processes one by one: those that it does not name yet need not be dead.
+            self._former |= {(peer.process, peer.replica): peer for peers in self._peers.values() for peer in peers}
+            self._peers = {}
         elif message.version <= self._view[1]:
             return
         epochs = {peer.epoch for peer in message.peers}
-        for peer in self._peers.values():
-            if peer.epoch not in epochs and peer.epoch not in self._dead:
+        gone = [peer for peers in self._peers.values() for peer in peers if peer.epoch not in epochs]
+        for peer in message.peers:
+            former = self._former.pop((peer.process, peer.replica), peer)
+            if former.epoch != peer.epoch:
+                gone.append(former)
+        for peer in gone:
+            if peer.epoch not in self._dead:
                 self._dead.add(peer.epoch)
                 self._endpoint.forget(peer.epoch)
+        peers = defaultdict(list)
         for peer in message.peers:
-            self._endpoint.connect(peer.epoch, peer.address, peer.site)
-        self._peers = {stage: peer for peer in message.peers for stage in peer.stages}
+            if peer.process != self.process:
+                self._endpoint.connect(peer.epoch, peer.address, peer.site)
+            for stage in peer.stages:
+                peers[stage].append(peer)
+        self._peers = dict(peers)
         self._view = (message.epoch, message.version)
         self._deaths.wake()  # tell the coordinator: it submits nothing before everybody has seen the newest view
 
@@ -306,6 +346,7 @@ class StageProcess:
                 self._endpoint.address,
                 self._view,
                 self._carrier.site,
+                self.replica,
             )
             try:
                 self._endpoint.send(_COORDINATOR, message)

@@ -12,7 +12,11 @@ import secrets
 import msgspec
 
 from omni_python.proto.errors import OmniError
-from omni_python.proto.refs import CudaRef, Ref
+from omni_python.proto.refs import DeviceRef, Ref
+
+
+Route = tuple[int, ...]
+"""The processes that work on a request, by their epochs: one replica of each that it needs. It keeps them to its end."""
 
 
 class Envelope(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -22,11 +26,13 @@ class Envelope(msgspec.Struct, array_like=True, frozen=True, gc=False):
     body: bytes
     inline: bytes = b""
     ref: Ref | None = None
-    device: CudaRef | None = None
+    device: DeviceRef | None = None
 
     @property
     def refs(self) -> tuple[Ref, ...]:
-        return tuple(ref for ref in (self.ref, self.device) if ref is not None)
+        if self.ref is None:
+            return () if self.device is None else (self.device,)
+        return (self.ref,) if self.device is None else (self.ref, self.device)
 
 
 class RelayInfo(msgspec.Struct, array_like=True, frozen=True):
@@ -65,12 +71,14 @@ class _Message(msgspec.Struct, array_like=True, frozen=True, tag=True, gc=False)
 
 
 class SubmitMessage(_Message, frozen=True):
-    """Coordinator to the entry stage's model, by BLS: start this request, which has `remaining` seconds left."""
+    """Coordinator to the entry stage: start this request, which has `remaining` seconds left. By BLS, or, since that
+    reaches any instance of a model, straight to the chosen one where the process has replicas."""
 
     request_id: str
     stage: str
     payload: Envelope
     remaining: float = math.inf
+    route: Route = ()
 
 
 class SubmitReply(msgspec.Struct, array_like=True, frozen=True):
@@ -92,6 +100,7 @@ class DataReadyMessage(_Message, frozen=True):
     chunk_id: int = -1
     is_done: bool = False
     remaining: float = math.inf
+    route: Route = ()
 
 
 class StreamMessage(_Message, frozen=True):
@@ -135,6 +144,7 @@ class RegisterMessage(_Message, frozen=True):
     address: str
     view: tuple[int, int]
     site: Site = Site()
+    replica: int = 0
 
 
 class LeaveMessage(_Message, frozen=True):
@@ -146,6 +156,12 @@ class DrainMessage(_Message, frozen=True):
     """Supervisor to coordinator: admit nothing more; the server is to be stopped."""
 
 
+class BrokenMessage(_Message, frozen=True):
+    """Stage process to coordinator: this process cannot go on, and is to be ended and brought back."""
+
+    reason: str
+
+
 class GoodbyeMessage(_Message, frozen=True):
     """Coordinator to a stage process that leaves: nobody needs you any more."""
 
@@ -154,17 +170,12 @@ class Peer(msgspec.Struct, array_like=True, frozen=True):
     """A stage process that the coordinator knows."""
 
     process: str
-class BrokenMessage(_Message, frozen=True):
-    """Stage process to coordinator: this process cannot go on, and is to be ended and brought back."""
-
-    reason: str
-
-
     stages: list[str]
     epoch: int
     pid: int
     address: str
     site: Site = Site()
+    replica: int = 0
 
 
 class PeersMessage(_Message, frozen=True):
@@ -186,6 +197,7 @@ ControlMessage = (
     | CreditMessage
     | RegisterMessage
     | LeaveMessage
+    | BrokenMessage
     | DrainMessage
     | GoodbyeMessage
     | PeersMessage
@@ -195,7 +207,6 @@ encode_message = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(ControlMessage).decode
 
 
-    | BrokenMessage
 def decode_message(frame: bytes) -> ControlMessage:
     """Thread-safe, as `encode_message` is. Raises `msgspec.MsgspecError` for anything that is no message."""
     try:

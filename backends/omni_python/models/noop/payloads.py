@@ -15,7 +15,8 @@ class NoopParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     `nbytes` of data go through the line, or `chunks` chunks of `chunk_bytes` over the streaming edge. `delay` is the
     seconds of work in stage `delay_stage`; `fail_stage` names a stage that fails. `timed` asks the line how long its
-    data took from the first stage to the last.
+    data took from the first stage to the last, `trace` the streaming pipelines which of their replicas made what: each
+    chunk's text is then "<source>><sink> ".
     """
 
     nbytes: int = 0
@@ -25,6 +26,7 @@ class NoopParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     delay_stage: str = "b"
     fail_stage: str = ""
     timed: bool = False
+    trace: bool = False
 
     @classmethod
     def of(cls, request: OmniRequest) -> NoopParams:
@@ -36,8 +38,10 @@ class NoopParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Block(Payload):
-    """Some bytes, uint8 [nbytes], on their way through. `sent` is the system's monotonic clock in seconds."""
+    """Some bytes, uint8 [nbytes], on their way through. `sent` is the system's monotonic clock in seconds, `maker` the
+    scheduler that made them."""
 
     params: NoopParams
     data: np.ndarray
     sent: float = 0.0
+    maker: str = ""

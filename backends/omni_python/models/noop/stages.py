@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -101,6 +102,8 @@ class _ThreadScheduler(Scheduler):
 
     def __init__(self) -> None:
         super().__init__()
+        self.name = f"{os.getpid()}.{id(self):x}"
+        """Tells it from all others of this host."""
         self.tokens = CancelTokens()
         self._thread = threading.Thread(target=self._run, name="omni-noop", daemon=True)
 
@@ -148,8 +151,8 @@ class _ChunkSource(_ThreadScheduler):
         data = _pattern(params.chunk_bytes)
         for _ in range(params.chunks):
             token.raise_if_cancelled()
-            self.outbox.put(OutgoingMessage(request_id, "stream", Block(params, data), self._target))
-        self.outbox.put(OutgoingMessage(request_id, "result", Block(params, np.empty(0, np.uint8))))
+            self.outbox.put(OutgoingMessage(request_id, "stream", Block(params, data, maker=self.name), self._target))
+        self.outbox.put(OutgoingMessage(request_id, "result", Block(params, np.empty(0, np.uint8), maker=self.name)))
 
 
 class _ChunkSink(_ThreadScheduler):
@@ -175,7 +178,9 @@ class _ChunkSink(_ThreadScheduler):
         if message.type == "stream_chunk":
             self._counts[request_id] = count + 1
             if self._forward:
-                self.outbox.put(OutgoingMessage(request_id, "stream", TextOutput("x" * len(message.data.data))))
+                block = message.data
+                text = f"{block.maker}>{self.name} " if block.params.trace else "x" * len(block.data)
+                self.outbox.put(OutgoingMessage(request_id, "stream", TextOutput(text)))
             return
         self._ends[request_id] = self._ends.get(request_id, 0) + 1
         if self._ends[request_id] == 2:
