@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +87,39 @@ def test_the_published_encoders_fit_with_several_steps_of_video(published: Any) 
     assert patches > 5 * 3072
     share = memory(fraction_of("audio_encoder"), first=False).share
     assert encoder_pieces("audio_encoder", None, share, held[1], encoders._bytes_per_frame(audio, 2)) > 6000
+
+
+def peak(work: Callable[[], Any]) -> int:
+    """Bytes that `work` allocates at most at once, as torch's profiler counts them."""
+    with torch.inference_mode(), torch.profiler.profile(profile_memory=True, acc_events=True) as seen:
+        kept = work()
+    held = most = 0
+    for event in seen.profiler.kineto_results.events():
+        if event.name() == "[memory]":
+            held += event.nbytes()
+            most = max(most, held)
+    del kept
+    return most
+
+
+def test_what_is_reckoned_for_a_patch_and_a_frame_is_enough(published: Any) -> None:
+    from transformers.models.qwen3_omni_moe import modeling_qwen3_omni_moe as hf
+
+    vision, audio = copy.deepcopy((published.thinker_config.vision_config, published.thinker_config.audio_config))
+    vision.hidden_size, vision.intermediate_size, vision.num_heads, vision.out_hidden_size = 288, 1076, 4, 512
+    vision.depth, vision.deepstack_visual_indexes, audio.encoder_layers = 3, [0, 1], 1
+    tower = hf.Qwen3OmniMoeVisionEncoder._from_config(vision).to(torch.bfloat16).eval()
+    grid = torch.tensor([[2, 16, 24]])
+    patches = int(grid.prod())
+    pixels = torch.randn(patches, 1536, dtype=torch.bfloat16)
+    took = peak(lambda: tower(pixels, grid_thw=grid, return_dict=True))
+    reckoned = encoders._bytes_per_patch(vision, 2)
+    assert 0.5 * reckoned < took / patches < reckoned
+    tower = hf.Qwen3OmniMoeAudioEncoder._from_config(audio).to(torch.bfloat16).eval()
+    sound = torch.randn(128, 300, dtype=torch.bfloat16)
+    took = peak(lambda: tower(sound, feature_lens=torch.tensor([300]), return_dict=True))
+    reckoned = encoders._bytes_per_frame(audio, 2)
+    assert 0.5 * reckoned < took / 300 < reckoned
 
 
 def test_a_stage_on_the_cpu_has_defaults_whatever_its_share() -> None:

@@ -199,10 +199,10 @@ def _bytes_per_patch(config: Any, itemsize: int) -> int:
     """Of the intermediate tensors of a forward, at the widest place.
 
     Attention holds the residual, its norm and queries, keys and values in the tower's precision (five rows) while it
-    rotates queries and keys in float32 (six rows at once); the MLP holds the residual, its norm, and its wide layer
+    rotates queries and keys in float32 (seven rows at once); the MLP holds the residual, its norm, and its wide layer
     before and after the activation. The merged tokens and those of the deepstack layers stay until the end.
     """
-    attention = config.hidden_size * (5 * itemsize + 6 * 4)
+    attention = config.hidden_size * (5 * itemsize + 7 * 4)
     mlp = itemsize * (2 * config.hidden_size + 2 * config.intermediate_size)
     outputs = 1 + len(config.deepstack_visual_indexes)
     kept = itemsize * outputs * config.out_hidden_size // config.spatial_merge_size**2
