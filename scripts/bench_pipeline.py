@@ -159,6 +159,14 @@ def gpu_memory() -> str:
         return "no GPU"
 
 
+def value_of(text: str) -> Any:
+    """JSON where it is that, else the text itself."""
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        return text
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model-path", type=Path, default=Path("checkpoints/tiny-qwen3-omni"))
@@ -170,7 +178,7 @@ def main() -> None:
     parser.add_argument("--text-tokens", type=int, default=24)
     parser.add_argument("--frames", type=int, default=70)
     parser.add_argument("--warm-up", type=int, default=3)
-    parser.add_argument("--set", action="append", default=[], metavar="STAGE.ARGUMENT=JSON", help="a factory argument")
+    parser.add_argument("--set", action="append", default=[], metavar="STAGE.ARGUMENT=VALUE", help="a factory argument")
     parser.add_argument("--leak-check", type=int, default=0, metavar="N", help="then N requests, a fifth aborted")
     parser.add_argument("--start-timeout", type=float, default=600)
     parser.add_argument("--server-log", type=Path)
@@ -180,7 +188,7 @@ def main() -> None:
     for setting in args.set:
         where, _, value = setting.partition("=")
         stage, _, argument = where.partition(".")
-        overrides.setdefault(stage, {})[argument] = json.loads(value)
+        overrides.setdefault(stage, {})[argument] = value_of(value)
     config = pipeline(args.model_path.resolve(), args.gpu, args.published_size, overrides)
     with tempfile.TemporaryDirectory() as folder:
         compile_pipeline(config, Path(folder))
