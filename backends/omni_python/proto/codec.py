@@ -34,6 +34,7 @@ MAX_BODY = 32 << 20
 _MAX_SIZE = 1 << 48
 """Of one dimension; beyond it, shapes without elements overflow torch's arithmetic."""
 
+_NO_BYTES = np.empty(0, np.uint8)
 _TENSOR = 1
 _DTYPES: tuple[tuple[str, int], ...] = (  # the index is the wire value: append only
     ("uint8", 1),
@@ -208,7 +209,7 @@ class PayloadDecoder:
 
     def _forget(self) -> None:
         """Let go of the buffers, which may be slots of a relay."""
-        self._buffer, self._device = np.empty(0, np.uint8), None
+        self._buffer, self._device = _NO_BYTES, None
         self._bytes_left = self._tensors_left = 0
 
     def _view(self, code: int, data: memoryview) -> _TensorView:
@@ -217,8 +218,9 @@ class PayloadDecoder:
         header = self._headers.decode(data)
         if not 0 <= header.dtype < len(_DTYPES):
             raise ValueError(f"unknown dtype {header.dtype}")
-        if len(header.shape) > MAX_DIMENSIONS or not all(0 <= size < _MAX_SIZE for size in header.shape):
-            raise ValueError(f"impossible shape {header.shape[:MAX_DIMENSIONS]}")
+        shape = header.shape
+        if len(shape) > MAX_DIMENSIONS or (shape and not 0 <= min(shape) <= max(shape) < _MAX_SIZE):
+            raise ValueError(f"impossible shape {shape[:MAX_DIMENSIONS]}")
         name, itemsize = _DTYPES[header.dtype]
         end = header.offset + header.nbytes
         if not header.on_device:
@@ -227,7 +229,7 @@ class PayloadDecoder:
             length = self._device.numel()
         else:
             length = 0
-        if math.prod(header.shape) * itemsize != header.nbytes or header.offset < 0 or end > length:
+        if math.prod(shape) * itemsize != header.nbytes or header.offset < 0 or end > length:
             raise ValueError("a tensor reaches beyond its buffer")
         self._bytes_left -= header.nbytes
         self._tensors_left -= 1
@@ -237,11 +239,11 @@ class PayloadDecoder:
             raise ValueError("a tensor is not aligned")
         if header.on_device:
             part = self._device[header.offset : end] if header.nbytes else None
-            return _TensorView(name, header.shape, part, True)
-        return _TensorView(name, header.shape, self._buffer[header.offset : end])
+            return _TensorView(name, shape, part, True)
+        return _TensorView(name, shape, self._buffer[header.offset : end])
 
 
-class _TensorView(msgspec.Struct):
+class _TensorView(msgspec.Struct, gc=False):
     dtype: str
     shape: tuple[int, ...]
     data: Any
@@ -277,7 +279,9 @@ def _numpy_name(dtype: np.dtype[Any]) -> str:
 
 
 def _numpy_bytes(array: np.ndarray) -> np.ndarray:
-    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    if array.ndim != 1 or not array.flags.c_contiguous:
+        array = np.ascontiguousarray(array).reshape(-1)
+    return array.view(np.uint8)
 
 
 def _torch_bytes(value: Any) -> tuple[str, tuple[int, ...], np.ndarray]:
@@ -298,8 +302,11 @@ def _raw_torch(tensor: Any) -> tuple[str, tuple[int, ...], Any]:
     return str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), raw
 
 
+_encode_header = msgspec.msgpack.Encoder().encode
+
+
 def _extension(header: _TensorHeader) -> msgspec.msgpack.Ext:
-    return msgspec.msgpack.Ext(_TENSOR, msgspec.msgpack.encode(header))
+    return msgspec.msgpack.Ext(_TENSOR, _encode_header(header))
 
 
 def _aligned(nbytes: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import msgspec
@@ -33,6 +34,7 @@ class Payload(msgspec.Struct, array_like=True):
         _TYPES[type_name(cls)] = cls
 
 
+@cache
 def type_name(cls: type[Payload]) -> str:
     """The name by which `cls` is known on the wire: `<last module name>.<class name>`."""
     return f"{cls.__module__.rsplit('.', 1)[-1]}.{cls.__qualname__}"

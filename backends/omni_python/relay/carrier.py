@@ -139,11 +139,10 @@ class Carrier:
 
     def travels(self, envelope: Envelope | None) -> bool:
         """Whether `unpack` has to wait until the bytes have come."""
-        for ref in envelope.refs if envelope is not None else ():
-            relay = self._relays.get(_RELAY_OF[type(ref)])
-            if relay is not None and relay.travels:
-                return True
-        return False
+        if envelope is None or (envelope.ref is None and envelope.device is None):
+            return False
+        relays = (self._relays.get(_RELAY_OF[type(ref)]) for ref in envelope.refs)
+        return any(relay is not None and relay.travels for relay in relays)
 
     def unpack(self, sender: int, envelope: Envelope) -> Payload:
         """The payload; its tensors may be views of the sender's slot, which is credited when they are gone.
@@ -153,6 +152,14 @@ class Carrier:
         decoder = getattr(self._decoders, "decoder", None)
         if decoder is None:
             decoder = self._decoders.decoder = PayloadDecoder()
+        buffer, device = self._views(sender, envelope)
+        payload: Payload = decoder.decode(envelope.type, envelope.body, buffer, device)
+        return payload
+
+    def _views(self, sender: int, envelope: Envelope) -> tuple[np.ndarray, Any]:
+        """The envelope's tensors on the host, and those on the GPU."""
+        if envelope.ref is None and envelope.device is None:
+            return np.frombuffer(envelope.inline, np.uint8), None
         pending = list(envelope.refs)
         views: dict[Ref, Any] = {}
         try:
@@ -167,9 +174,7 @@ class Carrier:
                 raise
             raise TransferFailed(f"a payload could not be fetched: {error}") from error
         buffer = np.frombuffer(envelope.inline, np.uint8) if envelope.ref is None else views[envelope.ref]
-        device = None if envelope.device is None else views[envelope.device]
-        payload: Payload = decoder.decode(envelope.type, envelope.body, buffer, device)
-        return payload
+        return buffer, None if envelope.device is None else views[envelope.device]
 
     def decline(self, sender: int, envelope: Envelope | None) -> None:
         """Give a payload's slots back unread."""
