@@ -2,28 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import av
 import numpy as np
 
-from omni_python.preprocessing.container import AUDIO_FORMATS, Encoded, open_media
+from omni_python.preprocessing.container import AUDIO_FORMATS, DECODE_SECONDS, Encoded, TimeLimit, open_media
 from omni_python.proto.errors import InvalidArgument
 
 SAMPLE_RATE = 16000
 """Hz; what the audio encoder hears."""
 MAX_SECONDS = 1800.0
+MAX_CHANNELS = 16
+RATES = range(1000, 768_001)
+"""Hz. Below, a small file holds hours; with any more channels, FFmpeg's resampler has crashed."""
 
 
-def decode_audio(data: Encoded, sample_rate: int = SAMPLE_RATE, max_seconds: float = MAX_SECONDS) -> np.ndarray:
+def decode_audio(
+    data: Encoded,
+    sample_rate: int = SAMPLE_RATE,
+    max_seconds: float = MAX_SECONDS,
+    decode_seconds: float = DECODE_SECONDS,
+) -> np.ndarray:
     """Any common audio file, or the sound track of a video, as float32 [n] in -1..1: channels averaged, resampled.
 
-    Raises `InvalidArgument` for bytes that hold no readable sound, and for more than `max_seconds` of it.
+    Raises `InvalidArgument` for bytes that hold no readable sound, for more than `max_seconds` of it, and for what
+    takes longer than `decode_seconds`. Memory never holds more than the sound allowed and one frame.
     """
-    with open_media(data, "audio", AUDIO_FORMATS) as container:
+    limit = TimeLimit(decode_seconds)
+    with open_media(data, "audio", AUDIO_FORMATS, limit) as container:
         if not container.streams.audio:
             raise InvalidArgument(f"the audio file has no sound; accepted formats: {AUDIO_FORMATS}")
-        return _resampled(container.decode(audio=0), sample_rate, max_seconds)
+        return _resampled(_checked(container.decode(audio=0), limit), sample_rate, max_seconds)
 
 
 def resample(
@@ -32,8 +42,7 @@ def resample(
     """Mono samples [n] at `from_rate` Hz as float32 [m] at `sample_rate` Hz; the same errors as `decode_audio`."""
     if samples.ndim != 1 or samples.size == 0:
         raise InvalidArgument(f"audio samples must be a non-empty list of mono samples, not of shape {samples.shape}")
-    if not 1000 <= from_rate <= 768000:
-        raise InvalidArgument(f"audio sample rate {from_rate} Hz is not in 1000..768000")
+    _check_rate(from_rate)
     if not np.isfinite(samples).all():
         raise InvalidArgument("audio samples must be finite numbers in -1..1")
     samples = np.ascontiguousarray(samples, np.float32)
@@ -61,6 +70,20 @@ def _resampled(frames: Iterable[av.AudioFrame], sample_rate: int, max_seconds: f
     if not length:
         raise InvalidArgument(f"the audio file has no sound; accepted formats: {AUDIO_FORMATS}")
     return np.concatenate(mono).astype(np.float32, copy=False)
+
+
+def _checked(frames: Iterable[av.AudioFrame], limit: TimeLimit) -> Iterator[av.AudioFrame]:
+    for frame in frames:
+        limit.check()
+        _check_rate(frame.sample_rate)
+        if frame.layout.nb_channels > MAX_CHANNELS:
+            raise InvalidArgument(f"audio has {frame.layout.nb_channels} channels; at most {MAX_CHANNELS} are accepted")
+        yield frame
+
+
+def _check_rate(rate: int) -> None:
+    if rate not in RATES:
+        raise InvalidArgument(f"audio sample rate {rate} Hz is not in {RATES[0]}..{RATES[-1]}")
 
 
 def _flushed(frames: Iterable[av.AudioFrame]) -> Iterable[av.AudioFrame | None]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from omni_python.preprocessing.container import VIDEO_FORMATS, Encoded, open_media
+from omni_python.preprocessing.container import DECODE_SECONDS, VIDEO_FORMATS, Encoded, TimeLimit, open_media
 from omni_python.proto.errors import InvalidArgument
 
 MAX_SECONDS = 384.0
@@ -63,8 +63,8 @@ class Video:
 
 def probe_video(data: Encoded, max_seconds: float = MAX_SECONDS, max_pixels: int = MAX_PIXELS) -> VideoInfo:
     """Read a video's headers and count its frames without decoding; `InvalidArgument` where it breaks a limit."""
-    with open_media(data, "video", VIDEO_FORMATS) as container:
-        if not container.streams.video:
+    with open_media(data, "video", VIDEO_FORMATS, TimeLimit()) as container:
+        if not container.streams.video or container.streams.video[0].codec_context is None:
             raise InvalidArgument(f"the video file has no picture; accepted formats: {VIDEO_FORMATS}")
         stream = container.streams.video[0]
         width, height = stream.codec_context.width, stream.codec_context.height
@@ -86,33 +86,45 @@ def decode_video(
     max_seconds: float = MAX_SECONDS,
     max_pixels: int = MAX_PIXELS,
     transform: Callable[[np.ndarray], np.ndarray] | None = None,
+    decode_seconds: float = DECODE_SECONDS,
 ) -> Video:
     """The sampled frames of a video file; its sound track is read by `audio.decode_audio`.
 
     `transform` is applied to each kept frame as it is decoded (for example to shrink it, so that memory holds no
-    full-size frames). Raises `InvalidArgument` like `probe_video`.
+    full-size frames). Raises `InvalidArgument` like `probe_video`, and for what takes longer than `decode_seconds`.
     """
     sampling = sampling or Sampling()
     info = probe_video(data, max_seconds, max_pixels)
-    frames, total = _decode(data, sampling.indices(info.frames, info.rate), transform)
+    limit = TimeLimit(decode_seconds)
+    frames, total = _decode(data, sampling.indices(info.frames, info.rate), transform, limit, info)
     if total != info.frames:  # packets that are no frame, or broken ones
         if not total:
             raise InvalidArgument(f"no frame of the video file can be decoded; accepted formats: {VIDEO_FORMATS}")
         info = VideoInfo(info.width, info.height, total, info.rate, info.has_sound)
-        frames, _ = _decode(data, sampling.indices(total, info.rate), transform)
+        frames, _ = _decode(data, sampling.indices(total, info.rate), transform, limit, info)
     timestamps = [index / info.rate for index in sampling.indices(info.frames, info.rate)]
     return Video(np.stack(frames), timestamps, info)
 
 
 def _decode(
-    data: Encoded, indices: list[int], transform: Callable[[np.ndarray], np.ndarray] | None
+    data: Encoded,
+    indices: list[int],
+    transform: Callable[[np.ndarray], np.ndarray] | None,
+    limit: TimeLimit,
+    info: VideoInfo,
 ) -> tuple[list[np.ndarray], int]:
     """The frames at `indices`, as far as there are any, and the number of all frames."""
     wanted = set(indices)
     kept: list[np.ndarray] = []
     total = 0
-    with open_media(data, "video", VIDEO_FORMATS) as container:
+    with open_media(data, "video", VIDEO_FORMATS, limit) as container:
         for total, frame in enumerate(container.decode(video=0), 1):
+            limit.check()
+            if (frame.width, frame.height) != (info.width, info.height):
+                raise InvalidArgument(
+                    f"the video's size changes from {info.width} x {info.height} to {frame.width} x {frame.height}; "
+                    "only videos of one size are accepted"
+                )
             if total - 1 in wanted:
                 image = frame.to_ndarray(format="rgb24")
                 kept.append(transform(image) if transform else image)

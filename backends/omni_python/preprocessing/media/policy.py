@@ -30,7 +30,6 @@ class MediaPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     fetch_seconds: for getting all files of one request, from the first look-up to the last byte.
     max_redirects: of one URL; each is checked like the first address.
     max_fetching: requests whose files are being fetched at the same time; more are refused.
-    decode_seconds: for decoding one file.
     """
 
     inline: bool = True
@@ -42,7 +41,6 @@ class MediaPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     fetch_seconds: _Positive = 20.0
     max_redirects: Annotated[int, msgspec.Meta(ge=0, le=20)] = 3
     max_fetching: _Count = 64
-    decode_seconds: _Positive = 60.0
 
     def __post_init__(self) -> None:
         for host in self.url_hosts:
