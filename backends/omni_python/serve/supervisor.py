@@ -129,7 +129,7 @@ class Supervisor:
                     ready = True
                     _say(f"ready: HTTP on {server.http_url}, gRPC on {server.grpc_url}")
                 self._wait([server_fd, *orchestrators.pidfds()], PERIOD if ready else DRAIN_PERIOD)
-                for pipeline in orchestrators.take_dead():
+                for pipeline in orchestrators.take_dead() if ready else ():  # not while Triton cannot load anything
                     self._bring_back(pipeline, orchestrators)
         finally:
             os.close(server_fd)
