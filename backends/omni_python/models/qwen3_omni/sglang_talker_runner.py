@@ -73,7 +73,11 @@ class _SplitStep:
         """The backbone's next input [rows, H]; the next call may overwrite it."""
         if len(rows) <= MAX_ROWS:
             return self._before.run(self.frames.columns(rows))
-        return torch.cat([self.embeds(rows[at : at + MAX_ROWS]).clone() for at in range(0, len(rows), MAX_ROWS)])
+        made = []
+        for at in range(0, len(rows), MAX_ROWS):
+            made.append(self.embeds(rows[at : at + MAX_ROWS]).clone())
+            torch.cuda.current_stream(self._hidden.device).synchronize()  # the next part goes through the same buffers
+        return torch.cat(made)
 
     def complete(self, rows: Sequence[DecodeInput], hidden: torch.Tensor) -> list[Frame]:
         """The frame of each row, from the backbone's normed output [rows, H]."""
