@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -17,16 +18,18 @@ from omni_python.models.qwen3_omni.config import (
 )
 from omni_python.proto.payload import AudioOutput, TextOutput
 from omni_python.relay.base import RelaySettings, RelayUnavailable, open_relay
+from tests.oracle.cases import CASES as ALL_CASES
 from tests.oracle.cases import load_case
 from tests.pipeline.harness import Pipeline, Sink, running
+from tests.pipeline.test_replicas import replicated, wait_registered
 
 CASES = ("text", "audio_image", "all")
 
 
-def check_answers(pipeline: Pipeline) -> Counter[str]:
+def check_answers(pipeline: Pipeline, names: Sequence[str] = CASES) -> Counter[str]:
     """Ask all at once, streamed; returns how often each way was taken between processes."""
     sinks = []
-    for name in CASES:
+    for name in names:
         case = load_case(name)
         sink = Sink()
         pipeline.coordinator.submit(case.request(stream=True), sink)
@@ -78,3 +81,21 @@ def test_stages_may_share_processes_in_any_way(checkpoint: Path, spread: str) ->
     ):
         assert len(pipeline.processes) == count
         check_answers(pipeline)
+
+
+def test_replicas_give_the_oracles_answers(checkpoint: Path) -> None:
+    config = replicated(Qwen3OmniSpeechPipelineConfig(model_path=str(checkpoint)), thinker=3, talker_ar=2, code2wav=2)
+    with (
+        tempfile.TemporaryDirectory(prefix="omni-test-") as directory,
+        running(config, Path(directory)) as pipeline,
+    ):
+        wait_registered(pipeline)
+        check_answers(pipeline, list(ALL_CASES))
+        reached = {
+            f"{name}.{stage.spec.name}": stage.accepted
+            for name, process in pipeline.processes.items()
+            for stage in process.stages.values()
+        }
+    assert [reached[f"thinker@{i}.thinker"] for i in range(3)] == [3, 3, 3]
+    for stage in ("talker_ar", "code2wav"):
+        assert sorted(reached[f"speech@{i}.{stage}"] for i in range(2)) == [4, 5]
