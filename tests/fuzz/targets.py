@@ -1,0 +1,148 @@
+"""What is fuzzed: functions of bytes that may raise nothing but the errors that each documents.
+
+Both hypothesis (`test_fuzz.py`, in every test run) and atheris (`scripts/fuzz TARGET`) call them.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from contextlib import suppress
+
+import msgspec
+import numpy as np
+
+from omni_python.config.errors import ConfigError
+from omni_python.config.files import dump_pipeline, parse_pipeline
+from omni_python.glue.request import parse_request
+from omni_python.preprocessing.audio import decode_audio
+from omni_python.preprocessing.image import decode_image
+from omni_python.preprocessing.media.budget import Budget
+from omni_python.preprocessing.media.files import read_file_url
+from omni_python.preprocessing.media.http import HttpFetcher
+from omni_python.preprocessing.media.policy import MediaPolicy
+from omni_python.preprocessing.video import Sampling, decode_video
+from omni_python.proto.codec import CodecError, EncodedPayload, PayloadDecoder
+from omni_python.proto.errors import InvalidArgument, OmniError
+from omni_python.proto.messages import decode_message, encode_message
+from omni_python.proto.payload import AudioOutput, Payload, TextOutput, type_name
+from omni_python.proto.request import OmniRequest
+from omni_python.proto.tensors import INPUTS
+
+Target = Callable[[bytes], None]
+
+PAYLOADS: tuple[type[Payload], ...] = (OmniRequest, AudioOutput, TextOutput)
+_decoder = PayloadDecoder()
+
+
+def codec(data: bytes) -> None:
+    """[payload type: 1 byte][length of the body: 2 bytes][body][tensors' buffer]: what decodes, encodes again."""
+    if len(data) < 3:
+        return
+    kind = PAYLOADS[data[0] % len(PAYLOADS)]
+    (length,) = struct.unpack_from("<H", data, 1)
+    body, buffer = data[3 : 3 + length], data[3 + length :]
+    try:
+        payload = _decoder.decode(type_name(kind), body, np.frombuffer(buffer, np.uint8))
+    except CodecError:
+        return
+    assert type(payload) is kind
+    encoded = EncodedPayload(payload)
+    room = np.zeros(encoded.nbytes, np.uint8)
+    encoded.write_to(room)
+    assert EncodedPayload(_decoder.decode(encoded.type, encoded.body, room)).body == encoded.body
+
+
+def messages(data: bytes) -> None:
+    """A frame as it comes from a socket."""
+    try:
+        message = decode_message(data)
+    except msgspec.MsgspecError:
+        return
+    assert encode_message(decode_message(encode_message(message))) == encode_message(message)
+
+
+def config(data: bytes) -> None:
+    """A pipeline.yaml. Dotted paths are cut down to this project's, since reading one imports its module."""
+    text = data.decode("utf-8", "replace")
+    if "config_cls" in text and "omni_python.models" not in text:
+        return
+    try:
+        pipeline = parse_pipeline(text, "fuzz")
+    except ConfigError as error:
+        assert str(error)
+        return
+    again = dump_pipeline(pipeline)
+    assert dump_pipeline(parse_pipeline(again, "again")) == again
+
+
+def request(data: bytes) -> None:
+    """Input tensors: a sequence of [input: 1 byte][number of elements: 1 byte][length: 2 bytes][content]."""
+    tensors: dict[str, np.ndarray] = {}
+    parameters: dict[str, object] = {}
+    position = 0
+    while position + 4 <= len(data):
+        which, count, length = struct.unpack_from("<BBH", data, position)
+        content = data[position + 4 : position + 4 + length]
+        position += 4 + length
+        if which >= 250:
+            with suppress(msgspec.MsgspecError, UnicodeDecodeError):
+                parameters |= msgspec.json.decode(content, type=dict[str, object])
+            continue
+        spec = INPUTS[which % len(INPUTS)]
+        tensors[spec.name] = _tensor(spec.dtype, count, content)
+    with suppress(OmniError):
+        parse_request(tensors, parameters)
+
+
+def _tensor(dtype: str, count: int, content: bytes) -> np.ndarray:
+    match dtype:
+        case "BYTES":
+            size = max(1, len(content) // max(count, 1))
+            return np.array([content[n * size : (n + 1) * size] for n in range(count % 8)], np.object_)
+        case "BOOL":
+            return np.frombuffer(content, np.uint8).astype(bool)
+        case "INT32":
+            return np.frombuffer(content[: len(content) // 4 * 4], np.int32)
+    return np.frombuffer(content[: len(content) // 4 * 4], np.float32)
+
+
+def image(data: bytes) -> None:
+    with suppress(InvalidArgument):
+        made = decode_image(data, max_pixels=1_000_000)
+        assert made.ndim == 3 and made.shape[2] == 3 and made.shape[0] * made.shape[1] <= 1_000_000
+
+
+def audio(data: bytes) -> None:
+    with suppress(InvalidArgument):
+        made = decode_audio(data, max_seconds=20)
+        assert made.ndim == 1 and 0 < made.size <= 20 * 16000
+
+
+def video(data: bytes) -> None:
+    with suppress(InvalidArgument):
+        made = decode_video(data, Sampling(max_frames=16), max_seconds=20, max_pixels=100_000)
+        assert made.frames.ndim == 4 and len(made.frames) == len(made.timestamps) <= 16
+
+
+_EVERY_HOST = HttpFetcher(MediaPolicy(url_hosts=("*",)), lambda host, port: ["10.0.0.1"])
+
+
+def urls(data: bytes) -> None:
+    """A URL where every host is allowed and none is public, and a file URL below a folder: nothing may be got."""
+    text = data.decode("utf-8", "surrogateescape")
+    for get in (
+        lambda budget: _EVERY_HOST.fetch(text, budget),
+        lambda budget: read_file_url(text, "/nowhere", budget),
+    ):
+        try:
+            get(Budget(1000, 10))
+        except InvalidArgument as error:
+            assert str(error)
+        else:
+            raise AssertionError(f"{text!r} was loaded")
+
+
+TARGETS: dict[str, Target] = {
+    function.__name__: function for function in (codec, messages, config, request, urls, image, audio, video)
+}
