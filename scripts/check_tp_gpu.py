@@ -90,7 +90,8 @@ def tiny_ways(gpus: list[int]) -> Iterator[Way]:
     thinker, talker = thinker_requests(), talker_requests()
     for factory, requests in (("create_thinker", thinker), ("create_talker", talker)):
         expected = reference(factory, checkpoint, requests)
-        for dtype in ("float32", "bfloat16") if gpus else ("float32",):
+        # Half of the tiny talker's experts is 12 wide, which in bfloat16 is too odd for SGLang's kernels.
+        for dtype in ("float32", "bfloat16") if gpus and factory == "create_thinker" else ("float32",):
             title = f"tiny {factory.removeprefix('create_')} {dtype} on ranks"
             options = {**ranks(gpus), "max_running": 16, "kv_tokens": 8192, "dtype": dtype}
             yield Way(title, factory, checkpoint, options, True, requests, expected)

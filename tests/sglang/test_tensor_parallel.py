@@ -1,0 +1,215 @@
+"""Stages on two ranks, which find each other over gloo on the CPU, against the oracle and against one rank."""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+import torch
+
+from omni_python.client import Answer, OmniClient, OmniClientError
+from omni_python.config.compile import compile_pipeline
+from omni_python.config.resolve import check_imports
+from omni_python.models.qwen3_omni.config import Qwen3OmniSpeechPipelineConfig
+from omni_python.models.qwen3_omni.stages import create_thinker
+from omni_python.proto.errors import InvalidArgument
+from omni_python.serve.triton_server import ServerOptions, TritonServer
+from tests.conftest import LeakCheck
+from tests.e2e import metrics
+from tests.models import tiny_model
+from tests.models.tiny_model import conversation, hf_model
+from tests.oracle.cases import CASES, load_case
+from tests.sglang import child
+from tests.sglang.child import Child
+from tests.sglang.test_thinker import MEDIA, check, inputs, sampled, talks
+
+pytestmark = [
+    pytest.mark.skipif(importlib.util.find_spec("sglang") is None, reason="sglang is not installed"),
+    pytest.mark.timeout(300),
+]
+
+
+@pytest.fixture(scope="module")
+def thinker() -> Iterator[Child]:
+    """Prompts in pieces of 16 tokens, and so few slots that running requests lose theirs to each other."""
+    options = {"max_running": 8, "kv_tokens": 400, "prefill_tokens": 16, "tp_size": 2}
+    with child.child(tiny_model.checkpoint(), "create_thinker", **options) as process:
+        yield process
+
+
+def test_answers_equal_hugging_face(thinker: Child) -> None:
+    hf = hf_model(tiny_model.checkpoint())
+    given = {f"r{seed}": conversation(hf, seed, media) for seed, media in enumerate(MEDIA)}
+    one = thinker.call(child.alone, inputs(given))
+    many = thinker.call(child.together, inputs(given))  # most of each prompt is in the cache by now
+    for name, talk in given.items():
+        check(one[name], talk)
+        assert many[name].tokens == one[name].tokens
+        hidden = one[name].media_hidden
+        assert (hidden is None) == (talk.input.vision is None and talk.input.audio is None)
+
+
+def test_ranks_stay_together_where_rows_lose_their_slots(thinker: Child) -> None:
+    given = sampled(talks(6, 400), max_tokens=200, ignore_eos=True)
+    one = thinker.call(child.alone, given)
+    before = thinker.call(child.retractions)
+    many = thinker.call(child.together, given)
+    assert thinker.call(child.retractions) > before
+    assert {name: ended.tokens for name, ended in one.items()} == {name: ended.tokens for name, ended in many.items()}
+
+
+def test_aborts_at_random_leave_nothing(thinker: Child) -> None:
+    rng = random.Random()
+    given = talks(16, 500)
+    aborts = {name: rng.random() * 2 for name in rng.sample(sorted(given), 10)}
+    ended = thinker.call(child.with_aborts, inputs(given), aborts)
+    for name in set(given) - set(aborts):
+        check(ended[name], given[name])
+
+
+def test_a_request_that_fails_on_rank_0_fails_alone(thinker: Child) -> None:
+    hf = hf_model(tiny_model.checkpoint())
+    good, again = conversation(hf, 22, ("image",)), conversation(hf, 23, ("image",))
+    missing, broken = copy.deepcopy(again.input), conversation(hf, 24, ("audio",)).input
+    assert missing.vision is not None and missing.vision.image is not None and broken.audio is not None
+    missing.vision.image = missing.vision.image[:-1]
+    broken.audio.audio[0, 0] = torch.nan
+    ended = thinker.call(child.together, {"good": good.input, "missing": missing, "broken": broken})
+    check(ended["good"], good)
+    assert "8 image placeholders, but there are 7" in str(ended["missing"].error)
+    assert "not a number" in str(ended["broken"].error)
+    check(thinker.call(child.alone, {"again": again.input})["again"], again)
+
+
+def test_a_step_that_fails_on_rank_0_ends_its_requests_alone(thinker: Child) -> None:
+    given = talks(2, 600)
+    failed = thinker.call(child.with_failing_sampler, inputs(given))
+    assert {str(ended.error) for ended in failed.values()} == {"the sampler failed"}
+    ended = thinker.call(child.together, inputs(given))
+    for name, talk in given.items():
+        check(ended[name], talk)
+
+
+def test_what_cannot_run_on_ranks_is_refused() -> None:
+    checkpoint = str(tiny_model.checkpoint())
+    with pytest.raises(InvalidArgument, match='tp_size 2 needs engine "sglang"; engine "torch" runs in one process'):
+        create_thinker(checkpoint, tp_size=2)
+    with pytest.raises(InvalidArgument, match="tp_size 3 does not divide .* valid: 1, 2, 4"):
+        create_thinker(checkpoint, engine="sglang", tp_size=3)
+    config = on_ranks(checkpoint, {"thinker": {}, "code2wav": {}})
+    problems = {problem.path: problem.message for problem in check_imports(config)}
+    assert 'engine "sglang" does it' in problems["stages.thinker.tp_size"]
+    assert "its stage runs in one process" in problems["stages.code2wav.tp_size"]
+
+
+def on_ranks(checkpoint: str, stages: dict[str, dict[str, Any]]) -> Qwen3OmniSpeechPipelineConfig:
+    """The pipeline with these stages, and factory arguments, on two ranks, each in a process of its own."""
+    changed = []
+    for stage in Qwen3OmniSpeechPipelineConfig.model_fields["stages"].default:
+        if stage.name in stages:
+            update = {"tp_size": 2, "process": stage.name, "factory_args": {**stage.factory_args, **stages[stage.name]}}
+            stage = stage.model_copy(update=update)
+        changed.append(stage)
+    return Qwen3OmniSpeechPipelineConfig(model_path=checkpoint, stages=changed)
+
+
+def test_a_server_meets_the_oracle_and_survives_the_death_of_a_rank(tmp_path: Path, no_leaks: LeakCheck) -> None:
+    engine = {"engine": "sglang", "kv_tokens": 8192}
+    config = on_ranks(str(tiny_model.checkpoint()), {"thinker": engine, "talker_ar": engine})
+    compile_pipeline(config, tmp_path)
+    with no_leaks():
+        with TritonServer.start(ServerOptions(model_repository=tmp_path, exit_timeout_s=10), timeout_s=250) as server:
+            check_oracle(server)
+            follower = rank_process(server, "thinker_tp1")
+            errors = errors_while(server, lambda: follower.send_signal(signal.SIGKILL))
+            assert errors
+            for error in errors:
+                assert "process thinker (stages thinker) lost rank 1 (process thinker_tp1)" in error, errors
+                assert "was killed by SIGKILL" in error
+            wait_served(server)
+            assert rank_process(server, "thinker_tp1").pid != follower.pid
+            metrics.wait_empty(server, "qwen3_omni")
+            ours = [rank_process(server, name) for name in ("thinker_tp1", "talker_ar_tp1")]
+        _, alive = psutil.wait_procs(ours, timeout=2)
+        assert alive == []
+
+
+def check_oracle(server: TritonServer) -> None:
+    def ask(name: str) -> Answer:
+        case = load_case(name)
+        with OmniClient(server.grpc_url, "qwen3_omni") as client:
+            return client.chat(messages=case.openai_messages(), voice=case.voice, sampling=case.sampling())
+
+    with ThreadPoolExecutor(len(CASES)) as pool:
+        answers = dict(zip(CASES, pool.map(ask, CASES), strict=True))
+    for name, answer in answers.items():
+        case = load_case(name)
+        assert answer.text == case.text
+        assert answer.finished.finish_reason == case.answer_ends
+        assert answer.audio.shape == case.waveform.shape
+        np.testing.assert_allclose(answer.audio, case.waveform, atol=1e-4)
+
+
+def rank_process(server: TritonServer, name: str) -> psutil.Process:
+    children = psutil.Process(server.process.pid).children(recursive=True)
+    [found] = [process for process in children if process.cmdline()[:1] == [name]]
+    return found
+
+
+def errors_while(server: TritonServer, act: Any) -> list[str]:
+    """What requests are told that run while `act` is done."""
+    errors: list[str] = []
+
+    def ask() -> None:
+        with OmniClient(server.grpc_url, "qwen3_omni") as client:
+            try:
+                client.chat("x", modalities=["text"], sampling={"max_tokens": 2000, "ignore_eos": True})
+            except OmniClientError as error:
+                errors.append(str(error))
+
+    threads = [threading.Thread(target=ask) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    deadline = time.monotonic() + 20
+    while metrics.read(server, "omni_stage_held", stage="thinker", what="requests") < 3:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    act()
+    for thread in threads:
+        thread.join(20)
+        assert not thread.is_alive(), "a request did not end"
+    return errors
+
+
+def wait_served(server: TritonServer) -> None:
+    deadline = time.monotonic() + 100
+    with OmniClient(server.grpc_url, "qwen3_omni") as client:
+        while time.monotonic() < deadline:
+            try:
+                assert client.chat("x", sampling={"max_tokens": 4}).text
+                return
+            except OmniClientError:
+                time.sleep(1)
+    raise AssertionError("not served again")
+
+
+def test_followers_die_with_rank_0() -> None:
+    """Also where rank 0 has no chance to tell them."""
+    with child.child(tiny_model.checkpoint(), "create_thinker", kv_tokens=400, tp_size=2) as process:
+        pid = process.call(os.getpid)
+        [follower] = [found for found in psutil.Process(pid).children() if found.cmdline()[:1] == ["thinker_tp1"]]
+        os.kill(pid, signal.SIGKILL)
+        psutil.wait_procs([follower], timeout=10)
+        assert not follower.is_running() or follower.status() == psutil.STATUS_ZOMBIE
