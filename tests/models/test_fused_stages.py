@@ -80,6 +80,7 @@ def frames(runner: TalkerModelRunner, asked: Sequence[SamplingParams], config: A
     return made
 
 
+@pytest.mark.timeout(600)
 def test_talker_gives_the_same_frames(checkpoint: Path) -> None:
     """Greedy and drawn, with a penalty, of several numbers of rows; each row as it would be alone."""
     config = model_config(checkpoint)

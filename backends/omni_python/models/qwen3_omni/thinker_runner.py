@@ -141,25 +141,22 @@ class ThinkerModelRunner(ARModelRunner[ThinkerRequest]):
 
     def prompt_input(self, row: ThinkerRequest) -> PromptInput:
         request = _input(row)
-        ids = request.prompt.input_ids.to(self._device)
-        embeds = self._thinker.model.embed_tokens(ids)
         vision, audio = request.vision, request.audio
-        image_at = ids == self._media.image
-        video_at = ids == self._media.video
+        ids = request.prompt.input_ids.cpu()  # places are sought there, where nothing waits for the device
+        embeds = self._thinker.model.embed_tokens(ids.to(self._device))
+        image_at, video_at, audio_at = (
+            (ids == token).nonzero()[:, 0] for token in (self._media.image, self._media.video, self._media.audio)
+        )
         self._put(embeds, image_at, vision.image if vision else None, "image")
         self._put(embeds, video_at, vision.video if vision else None, "video")
-        self._put(embeds, ids == self._media.audio, audio.audio if audio else None, "audio")
+        self._put(embeds, audio_at, audio.audio if audio else None, "audio")
         deepstack = None
         if vision is not None and (vision.image_deepstack or vision.video_deepstack):
             # The order of the places does not matter, so images and videos need not be interleaved.
-            places = [
-                at.nonzero()[:, 0]
-                for at, has in ((image_at, vision.image_deepstack), (video_at, vision.video_deepstack))
-                if has
-            ]
+            places = [at for at, has in ((image_at, vision.image_deepstack), (video_at, vision.video_deepstack)) if has]
             kinds = [kind for kind in (vision.image_deepstack, vision.video_deepstack) if kind]
             layers = [torch.cat([t.to(self._device, self._dtype) for t in layer]) for layer in zip(*kinds, strict=True)]
-            deepstack = Deepstack(torch.cat(places), layers)
+            deepstack = Deepstack(torch.cat(places).to(self._device), layers)
         return PromptInput(embeds, request.prompt.position_ids.to(self._device), deepstack)
 
     def decode_embeds(self, rows: Sequence[ThinkerRequest]) -> torch.Tensor:
@@ -219,14 +216,14 @@ class ThinkerModelRunner(ARModelRunner[ThinkerRequest]):
 
     def _put(self, embeds: torch.Tensor, at: torch.Tensor, features: torch.Tensor | None, kind: str) -> None:
         given = 0 if features is None else len(features)
-        if (places := int(at.sum())) != given:
-            raise OmniError(f"the prompt has {places} {kind} placeholders, but there are {given} {kind} embeddings")
+        if len(at) != given:
+            raise OmniError(f"the prompt has {len(at)} {kind} placeholders, but there are {given} {kind} embeddings")
         if features is not None:
-            embeds[at] = features.to(self._device, self._dtype)
+            embeds.index_copy_(0, at.to(self._device), features.to(self._device, self._dtype))
 
     def _media_at(self, ids: torch.Tensor) -> torch.Tensor:
         media = torch.tensor([self._media.image, self._media.video, self._media.audio], device=ids.device)
-        return torch.isin(ids, media).to(self._device)
+        return torch.isin(ids, media).nonzero()[:, 0].to(self._device)
 
 
 def _input(row: ThinkerRequest) -> ThinkerInput:
