@@ -76,6 +76,9 @@ class StageOutlet(Protocol):
     def send_to_client(self, source: str, request_id: str, payload: Payload) -> None: ...
     def send_result(self, source: str, request_id: str, payload: Payload) -> None: ...
     def send_failure(self, source: str, request_id: str, error: BaseException) -> None: ...
+    def check_inputs(self, stage: str, request_id: str) -> None:
+        """A stage has computed its result. Raises `OmniError` if it is seen to have written to its inputs."""
+
     def closed(self, request_id: str) -> None:
         """A stage is done with a request."""
 
@@ -269,6 +272,7 @@ class Stage:
 
     def _route_result(self, request_id: str, output: Payload) -> None:
         spec, outlet = self.spec, self._outlet
+        outlet.check_inputs(spec.name, request_id)
         if spec.terminal:
             if self._close(request_id):
                 outlet.send_result(spec.name, request_id, output)

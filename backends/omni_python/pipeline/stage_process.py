@@ -15,6 +15,7 @@ from omni_python.control.deaths import DeathWatch
 from omni_python.control.directory import leave_directory, socket_address
 from omni_python.pipeline.deadlines import DeadlineWatch
 from omni_python.pipeline.endpoint import Endpoint
+from omni_python.pipeline.read_only import ReadOnlyCheck
 from omni_python.pipeline.routes import Routes
 from omni_python.pipeline.stage import Stage, StageSpec
 from omni_python.proto.errors import OmniError, Unavailable
@@ -93,6 +94,7 @@ class StageProcess:
         self._dead: set[int] = set()  # epochs of processes that were replaced
         self._released = threading.Event()
         self._deaths = DeathWatch()
+        self._read_only = ReadOnlyCheck.if_wanted()
         self._registration = threading.Thread(target=self._stay_registered, name="omni-register", daemon=True)
 
     @property
@@ -169,8 +171,18 @@ class StageProcess:
 
     # -- StageOutlet
 
+    def _lend(self, source: str, target: str, request_id: str, payload: Payload) -> Payload:
+        if self._read_only is None or self.stages[target].is_over(request_id):
+            return payload
+        return self._read_only.lend(source, target, request_id, payload)
+
+    def check_inputs(self, stage: str, request_id: str) -> None:
+        if self._read_only is not None:
+            self._read_only.check(stage, request_id)
+
     def send_payload(self, source: str, target: str, request_id: str, payload: Payload, deadline: float) -> None:
         if local := self.stages.get(target):
+            payload = self._lend(source, target, request_id, payload)
             local.on_payload(request_id, source, payload, deadline)
             return
         self._send_data(source, target, request_id, payload, deadline)
@@ -179,6 +191,7 @@ class StageProcess:
         self, source: str, target: str, request_id: str, chunk_id: int, payload: Payload, deadline: float
     ) -> None:
         if local := self.stages.get(target):
+            payload = self._lend(source, target, request_id, payload)
             local.on_chunk(request_id, source, chunk_id, payload, deadline)
             return
         self._send_data(source, target, request_id, payload, deadline, chunk_id)
@@ -251,6 +264,10 @@ class StageProcess:
 
     def closed(self, request_id: str) -> None:
         self._routes.closed(request_id)
+        if self._read_only is not None:
+            for name, stage in self.stages.items():
+                if stage.is_over(request_id):
+                    self._read_only.discard(name, request_id)
 
     # -- receiving thread
 
