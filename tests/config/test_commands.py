@@ -82,29 +82,29 @@ def test_validate_a_repository(tmp_path: Path, capsys: pytest.CaptureFixture[str
 
 DESCRIPTION = """\
 pipeline speech  (model ../c, relay shm)
-  speech  orchestrator, CPU
-  speech_front  process front, CPU
-    prepare  (entry)
-      result -> encoder
-      result -> aggregate  (same process)
-    aggregate
-      waits for prepare, encoder
-      result -> thinker
-  speech_encoder  process encoder, CPU
-    encoder
-      result -> aggregate
-  speech_thinker  process thinker, GPU 0
-    thinker
-      result -> decode  (as the request needs)
-      result -> talker  (as the request needs)
-      stream -> talker
-  speech_decode  process decode, CPU
-    decode  (terminal)
-  speech_talker  process talker, GPU 1
-    talker
-      result -> vocoder  (same process)
-      stream -> vocoder  (same process)
-    vocoder  (terminal)
+┌─ speech (orchestrator) ─────────────────────────────────────────────── CPU ─┐
+│  client    ───▶ prepare    inline, shm            submit, by BLS            │
+└─────────────────────────────────────────────────────────────────────────────┘
+┌─ speech_front ──────────────────────────────────────────────────────── CPU ─┐
+│ ▶prepare   ┬──▶ encoder    inline, shm            result                    │
+│            └──▶ aggregate  local                  result                    │
+│  aggregate ┬◀── waits for prepare, encoder                                  │
+│            └──▶ thinker    inline, shm            result                    │
+└─────────────────────────────────────────────────────────────────────────────┘
+┌─ speech_encoder ────────────────────────────────────────────────────── CPU ─┐
+│  encoder   ───▶ aggregate  inline, shm            result                    │
+└─────────────────────────────────────────────────────────────────────────────┘
+┌─ speech_thinker ──────────────────────────────────────────────────── GPU 0 ─┐
+│  thinker   ┬──▶ decode     inline, shm            result as needed          │
+│            └──▶ talker     inline, cuda_shm, shm  result as needed + stream │
+└─────────────────────────────────────────────────────────────────────────────┘
+┌─ speech_decode ─────────────────────────────────────────────────────── CPU ─┐
+│  decode    ───▶ client     inline, shm            answer                    │
+└─────────────────────────────────────────────────────────────────────────────┘
+┌─ speech_talker ───────────────────────────────────────────────────── GPU 1 ─┐
+│  talker    ───▶ vocoder    local                  result + stream           │
+│  vocoder   ───▶ client     inline, shm            answer                    │
+└─────────────────────────────────────────────────────────────────────────────┘
 """
 
 
@@ -137,7 +137,21 @@ def test_validate_explains_which_way_payloads_go(tmp_path: Path, capsys: pytest.
         "f": ["everything: by reference, same process"],
     }
     assert main(["validate", "--no-import", str(tmp_path / "p.yaml")]) == 0
-    assert "cuda_shm" not in capsys.readouterr().out
+    assert "nothing is copied" not in capsys.readouterr().out
+
+
+def test_validate_explains_replicas(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    share = {"factory": "tests.config.family.F", "factory_args": {"total_gpu_memory_fraction": 0.4}}
+    stages: list[Any] = [
+        {"name": "a", "process": "a", "gpu": 2, "replicas": 2, "next": "b", **share},
+        {"name": "b", "process": "b", "gpu": [0, 1], "replicas": 2, "terminal": True, **share},
+    ]
+    save_pipeline(PipelineConfig(name="p", model_path="m", stages=stages), tmp_path / "p.yaml")
+    assert main(["validate", "--explain", "--no-import", str(tmp_path / "p.yaml")]) == 0
+    printed = capsys.readouterr().out
+    assert "process a, replicas a@0 GPU 2; a@1 GPU 2" in printed
+    assert "process b, replicas b@0 GPU 0; b@1 GPU 1" in printed
+    assert "cuda_shm, same host, GPU 2 to GPU 0|1" in printed
 
 
 def test_validate_reports_every_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from omni_python.config.topology import ProcessGroup, Topology
 
 _DESCRIPTION = """\
-Check pipelines and print what each comes to: its Triton models, their stages, and the edges between them. Every problem
-is printed with the path of its field. Exit status 2 if there was one.
+Check pipelines and draw what each comes to: its Triton models, their stages, and the edges between them with the ways
+that payloads may take. Every problem is printed with the path of its field. Exit status 2 if there was one.
 """
 
 
@@ -21,7 +21,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     """Declare the subcommand on what `ArgumentParser.add_subparsers` returned."""
     parser: argparse.ArgumentParser = subparsers.add_parser(
         "validate",
-        help="check pipelines and print their topology",
+        help="check pipelines and draw their topology",
         description=_DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -35,7 +35,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     parser.add_argument(
         "--explain",
         action="store_true",
-        help="print under each edge which way its payloads go, and why, and who asks for how much of each GPU's memory",
+        help="print also which way each edge's payloads go, and why, and who asks for how much of each GPU's memory",
     )
     parser.add_argument(
         "--no-import",
@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
             for problem in error.problems:
                 print(f"  {problem}", file=sys.stderr)
         else:
-            print("\n" * (index > 0) + f"{path}: valid\n{describe(config, args.explain)}")
+            print(_printable("\n" * (index > 0) + f"{path}: valid\n{describe(config, args.explain)}"))
     return 2 if failed else 0
 
 
@@ -85,20 +85,36 @@ def pipeline_files(path: Path) -> list[Path]:
 
 
 def describe(config: PipelineConfig, explain: bool = False) -> str:
-    """The topology for people: one line a Triton model, and under it a line for each stage and each edge.
+    """The topology for people, drawn. `explain` adds the ways of each edge's payloads, and the shares of each GPU's
+    memory."""
+    from omni_python.commands.diagram import draw
 
-    `explain` adds the ways of each edge's payloads, and the shares of each GPU's memory.
-    """
+    lines = [f"pipeline {config.resolved_name}  (model {config.model_path}, relay {config.relay_backend})"]
+    return "\n".join([*lines, *draw(config), *(["", *_details(config), *_memory_lines(config)] if explain else [])])
+
+
+def _printable(text: str) -> str:
+    """The text in the characters that standard output can show."""
+    from omni_python.commands.diagram import to_ascii
+
+    try:
+        text.encode(sys.stdout.encoding)
+    except UnicodeEncodeError:
+        return to_ascii(text)
+    return text
+
+
+def _details(config: PipelineConfig) -> list[str]:
+    """One line a Triton model, and under it a line for each stage, each edge, and each way of its payloads."""
     from omni_python.config.topology import resolve_topology
 
     topology = resolve_topology(config)
-    lines = [f"pipeline {topology.pipeline}  (model {config.model_path}, relay {config.relay_backend})"]
-    lines.append(f"  {topology.orchestrator_model}  orchestrator, CPU")
+    lines = [f"  {topology.orchestrator_model}  orchestrator, CPU"]
     for group in topology.groups:
         lines.append(f"  {group.triton_model}  {_placement(group)}")
         for name in group.stages:
-            lines += _stage_lines(config, topology, name, explain)
-    return "\n".join([*lines, *(_memory_lines(config) if explain else [])])
+            lines += _stage_lines(config, topology, name)
+    return lines
 
 
 def _memory_lines(config: PipelineConfig) -> list[str]:
@@ -113,12 +129,18 @@ def _memory_lines(config: PipelineConfig) -> list[str]:
 
 
 def _placement(group: ProcessGroup) -> str:
-    where = f"GPU {', '.join(map(str, group.gpus))}" if group.gpus else "CPU"
     ranks = f", processes {', '.join(group.rank_processes)}" if group.tp_size > 1 else ""
-    return f"process {group.name}, {where}{ranks}"
+    if group.replicas == 1:
+        return f"process {group.name}, {_gpus(group.gpus)}{ranks}"
+    where = "; ".join(f"{group.replica_name(i)} {_gpus(gpus)}" for i, gpus in enumerate(group.replica_gpus))
+    return f"process {group.name}, replicas {where}{ranks}"
 
 
-def _stage_lines(config: PipelineConfig, topology: Topology, name: str, explain: bool) -> list[str]:
+def _gpus(gpus: tuple[int, ...]) -> str:
+    return f"GPU {', '.join(map(str, gpus))}" if gpus else "CPU"
+
+
+def _stage_lines(config: PipelineConfig, topology: Topology, name: str) -> list[str]:
     from omni_python.relay.ways import explain as ways_of
 
     stage = config.stage(name)
@@ -133,8 +155,7 @@ def _stage_lines(config: PipelineConfig, topology: Topology, name: str, explain:
         if edge.kind == "next" and stage.route_fn:
             notes.append("as the request needs")
         lines.append(_noted(f"      {kind} -> {edge.target}", notes))
-        if explain:
-            lines += [f"        {way.payload}: {way.relay}, {way.reason}" for way in ways_of(config, topology, edge)]
+        lines += [f"        {way.payload}: {way.relay}, {way.reason}" for way in ways_of(config, topology, edge)]
     return lines
 
 

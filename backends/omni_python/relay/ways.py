@@ -55,7 +55,8 @@ def explain(config: PipelineConfig, topology: Topology, edge: Edge) -> Iterator[
     source, target = topology.group_of(edge.source), topology.group_of(edge.target)
     sender, receiver = relay_gpu(config, source), relay_gpu(config, target)
     if sender is not None and receiver is not None:
-        how = f"same GPU {sender}, nothing is copied" if sender == receiver else f"GPU {sender} to GPU {receiver}"
+        ours, theirs = _replica_gpus(source), _replica_gpus(target)
+        how = f"same GPU {ours}, nothing is copied" if ours == theirs == str(sender) else f"GPU {ours} to GPU {theirs}"
         yield Way("tensors on the GPU", "cuda_shm", f"same host, {how}")
     elif source.gpu is not None:
         why = "the sender's relay.device is cpu" if sender is None else "the receiver keeps no pool on a GPU"
@@ -63,6 +64,10 @@ def explain(config: PipelineConfig, topology: Topology, edge: Edge) -> Iterator[
     yield Way("larger tensors on the host", "shm", "same host")
     if config.relay_backend != "shm":
         yield Way("processes on other hosts", config.relay_backend, "relay_backend")
+
+
+def _replica_gpus(group: ProcessGroup) -> str:
+    return "|".join(dict.fromkeys(str(group.gpu_of(replica)) for replica in range(group.replicas)))
 
 
 def relay_gpu(config: PipelineConfig, group: ProcessGroup, replica: int = 0) -> int | None:
