@@ -32,11 +32,19 @@ from omni_python.layers.kv_cache import AttentionPlan, KVRow
 from omni_python.layers.packed_prompts import PROMPT_SIZES
 from omni_python.models.qwen3_omni.code2wav import load_code2wav
 from omni_python.models.qwen3_omni.dummy import draw_weights
+from omni_python.models.qwen3_omni.payloads import AnswerToken, GenerationOptions, Prompt, TalkerPrompt, ThinkerInput
+from omni_python.models.qwen3_omni.talker_prompt import TalkerTokens
+from omni_python.models.qwen3_omni.talker_runner import TalkerModelRunner
 from omni_python.models.qwen3_omni.thinker import Thinker
+from omni_python.models.qwen3_omni.thinker_runner import MediaTokens, ThinkerModelRunner
 from omni_python.models.qwen3_omni.weights import decoder_config
+from omni_python.proto.sampling import SamplingParams
+from omni_python.proto.work import IncomingMessage
 from omni_python.scheduling.code2wav import Code2WavScheduler
 
 EPS = 1e-6
+SAMPLING = SamplingParams(temperature=0.9, top_k=50, max_tokens=64, ignore_eos=True, seed=1)
+NO_TOKENS: Any = None  # read only for stop strings
 BF16 = torch.bfloat16
 
 
@@ -266,10 +274,44 @@ def time_thinker(bench: Bench) -> None:
     with torch.device("meta"):
         thinker = Thinker(text)
     time_prompts(bench, "thinker", draw_weights(thinker, BF16, DEVICE).model)
+    given = bench.config.thinker_config
+    media = MediaTokens(given.image_token_id, given.video_token_id, given.audio_token_id)
+    accept_layer = min(bench.config.talker_config.accept_hidden_layer, bench.layers)
+    runner = ThinkerModelRunner(thinker, media, [], accept_layer, NO_TOKENS, fused_rows=8, deepstack_layers=3)
+    ids = torch.randint(100, 1000, (60,))
+    positions = torch.arange(len(ids)).expand(3, -1)
+    options = GenerationOptions(SAMPLING, SAMPLING, True, "ethan", True)
+    question = ThinkerInput(Prompt(ids, positions, 0, options))
+    time_first_step("thinker", runner, lambda: IncomingMessage("a", "new_request", question))
 
 
 def time_talker(bench: Bench) -> None:
-    time_prompts(bench, "talker", new_talker(bench.config).model)
+    talker = new_talker(bench.config)
+    time_prompts(bench, "talker", talker.model)
+    tokens = TalkerTokens.of(bench.config)
+    runner = TalkerModelRunner(talker, tokens, fused_rows=8)
+    reply = [tokens.im_start, tokens.assistant, 10]
+    ids = torch.cat(
+        (torch.tensor([tokens.im_start, tokens.user]), torch.randint(100, 1000, (55,)), torch.tensor(reply))
+    )
+    positions = torch.arange(len(ids)).expand(3, -1)
+    prompt = TalkerPrompt(ids, positions, None, next(iter(tokens.speakers), "ethan"), SAMPLING, True)
+    time_first_step("talker", runner, lambda: IncomingMessage("a", "stream_chunk", prompt))
+
+
+def time_first_step(name: str, runner: Any, message: Callable[[], IncomingMessage]) -> None:
+    """All that a runner does from a prompt's arrival to its first token (and frame)."""
+    runner.allocate(64)
+
+    def step() -> None:
+        row = runner.open(message())
+        runner.take_chunk(row, AnswerToken(7))
+        row.pages = list(range(16))
+        runner.step([row])
+        assert row.error is None, row.error
+        runner.emit(row)
+
+    print(f"  {name}'s first step of 60 tokens, with all work on the host: {wall(step, 30):.2f} ms wall", flush=True)
 
 
 def time_prompts(bench: Bench, name: str, decoder: Decoder) -> None:
@@ -301,7 +343,7 @@ def time_prompts(bench: Bench, name: str, decoder: Decoder) -> None:
         assert graph is not None
         run()
         print(f"  {name} {lengths}, packed: {wall(run, 30):.2f} ms wall, {events(graph.replay):.2f} on the device")
-    profile(packed._captured[64].graph, name)
+    profile(packed._captured[64].graph, f"{name}'s prompts of 64 rows")
 
 
 def prompt(decoder: Decoder, lengths: Sequence[int]) -> Any:
@@ -326,7 +368,7 @@ def profile(graph: Any, name: str) -> None:
     with torch.profiler.profile(activities=[ProfilerActivity.CUDA]) as recorded:
         graph.replay()
         torch.cuda.synchronize()
-    print(f"  kernels of {name}'s graph of 64 rows:")
+    print(f"  kernels of the graph of {name}:")
     kernels = sorted(recorded.key_averages(), key=lambda each: -each.device_time_total)
     for kernel in kernels[:14]:
         print(f"    {kernel.device_time_total / 1e3:8.3f} ms {kernel.count:5d} x {kernel.key[:90]}")
@@ -357,6 +399,10 @@ def check_vocoder(bench: Bench) -> None:
         taken = wall(lambda c=given: vocoder.decode(c), 30)
         print(f"  frames, batch {shape}, captured: {taken:.2f} ms wall")
         expect("difference from eager", error(made, eager[shape]), 5e-2)
+    for frames in (4, 35):
+        captured = vocoder._graphed._captured[(torch.Size((1, vocoder.groups, frames)),)]
+        print(f"  window of {frames} frames: {events(captured.graph.replay):.2f} ms on the device")
+        profile(captured.graph, f"the vocoder for {frames} frames")
 
 
 def check_streams(bench: Bench) -> None:
