@@ -6,6 +6,7 @@ from typing import Any
 
 from omni_python.models.qwen3_omni.dummy import LoadFormat
 from omni_python.models.qwen3_omni.encoders import DEFAULT_FRAMES, DEFAULT_PATCHES, AudioEncoder, VisionEncoder
+from omni_python.models.qwen3_omni.limits import RequestLimits
 from omni_python.models.qwen3_omni.payloads import ThinkerInput
 from omni_python.models.qwen3_omni.placement import Dtype, placement
 from omni_python.models.qwen3_omni.preprocess import Preprocessor
@@ -22,11 +23,16 @@ from omni_python.scheduling.simple import SimpleScheduler
 
 
 def create_preprocessing(
-    model_path: str, speech: bool = True, workers: int = 1, media: dict[str, Any] | None = None
+    model_path: str,
+    speech: bool = True,
+    workers: int = 1,
+    media: dict[str, Any] | None = None,
+    limits: dict[str, Any] | None = None,
 ) -> Scheduler:
-    """OmniRequest -> Preprocessed. `speech`: whether the pipeline has the speech stages; `media`: a `MediaPolicy`."""
+    """OmniRequest -> Preprocessed. `speech`: whether the pipeline has the speech stages; `media`: a `MediaPolicy`;
+    `limits`: `RequestLimits`."""
     loader = MediaLoader(MediaPolicy.of(media))
-    compute = SimpleScheduler(Preprocessor(model_path, speech, loader), workers=workers)
+    compute = SimpleScheduler(Preprocessor(model_path, speech, loader, RequestLimits.of(limits)), workers=workers)
     if not loader.policy.fetches:
         return compute
 

@@ -145,7 +145,7 @@ class CodecFrames(Payload):
 
 
 class TalkerResult(Payload):
-    """The end of the speech: how many frames there were and why it ended ("stop" or "length")."""
+    """The end of the speech: how many frames there were and why it ended ("stop", "length" or "repetition")."""
 
     num_frames: int
     finish_reason: str

@@ -13,6 +13,7 @@ import torch
 
 from omni_python.models.qwen3_omni.checkpoint import CheckpointError, load_config, load_json
 from omni_python.models.qwen3_omni.features import AudioFeatures, Patcher, audio_tokens
+from omni_python.models.qwen3_omni.limits import RequestLimits
 from omni_python.models.qwen3_omni.payloads import AudioInput, GenerationOptions, Preprocessed, Prompt, VisionInput
 from omni_python.models.qwen3_omni.prompt import PromptBuilder, VideoSpan
 from omni_python.models.qwen3_omni.rope import RopeIndex
@@ -41,7 +42,8 @@ TALKER_DEFAULTS = SamplingParams(temperature=0.9, top_k=50, top_p=1.0, repetitio
 
 @dataclass
 class _Media:
-    """The media of one request, decoded, in prompt order; `clips` are sound tracks of videos too."""
+    """The media of one request, decoded, in prompt order; `clips` are sound tracks of videos too. `pixels` of
+    images and `frames` of videos are bounded."""
 
     clips: list[np.ndarray] = field(default_factory=list)
     clip_of_video: list[int | None] = field(default_factory=list)
@@ -49,6 +51,8 @@ class _Media:
     image_grids: list[tuple[int, int, int]] = field(default_factory=list)
     videos: list[torch.Tensor] = field(default_factory=list)
     video_grids: list[tuple[int, int, int]] = field(default_factory=list)
+    pixels: int = 0
+    frames: int = 0
 
 
 class Preprocessor:
@@ -58,11 +62,18 @@ class Preprocessor:
     which says what would be valid.
     """
 
-    def __init__(self, model_path: str | Path, speech: bool, media: MediaLoader | None = None) -> None:
+    def __init__(
+        self,
+        model_path: str | Path,
+        speech: bool,
+        media: MediaLoader | None = None,
+        limits: RequestLimits | None = None,
+    ) -> None:
         config = load_config(model_path)
         thinker = config["thinker_config"]
         self.speech = speech
         self._media = media or MediaLoader(MediaPolicy())
+        self._limits = limits or RequestLimits()
         self.voices: list[str] = sorted((config.get("talker_config") or {}).get("speaker_id") or {})
         if speech and not self.voices:
             raise CheckpointError(f"checkpoint {str(model_path)!r} cannot speak: its talker_config has no speaker_id")
@@ -89,6 +100,7 @@ class Preprocessor:
         room = self.context - len(input_ids)
         if room < 1:
             raise self._too_long(len(input_ids))
+        self._limits.check_prompt(len(input_ids))
         if options.thinker.max_tokens > room:
             options.thinker = msgspec.structs.replace(options.thinker, max_tokens=room)
         position_ids, rope_delta = self._positions(
@@ -161,17 +173,20 @@ class Preprocessor:
                 raise InvalidArgument(f"{where}: {error}") from error
             if tokens >= self.context:
                 raise self._too_long(tokens)
+            self._limits.check_prompt(tokens)
         return media
 
     def _load_part(self, part: ContentPart, media: _Media, room: int) -> int:
         """Decode one part into `media`; returns the number of tokens that it takes."""
         match part:
             case AudioPart():
-                media.clips.append(self._clip(part))
-                media.clip_of_video.append(None)
+                self._add_clip(media, self._clip(part), None)
                 return len(media.clips[-1]) // self._hear.sample_rate * 13
             case ImagePart():
-                image = self._images.resize(decode_image(part.data))
+                decoded = decode_image(part.data, self._limits.image_pixels)
+                media.pixels += decoded.shape[0] * decoded.shape[1]
+                self._limits.check_images(media.pixels)
+                image = self._images.resize(decoded)
                 grid = self._images.grid(1, *image.shape[:2])
                 media.images.append(self._images.patches(image[None]))
                 media.image_grids.append(grid)
@@ -184,22 +199,29 @@ class Preprocessor:
         info = probe_video(part.data)
         frames = len(self._sampling.indices(info.frames, info.rate))
         tokens = self._videos.tokens(self._videos.grid(frames, info.height, info.width))
+        media.frames += frames
+        self._limits.check_videos(media.frames)
         if tokens >= room:  # before anything is decoded, for decoded it may not fit into memory
             raise self._too_long(self.context - room + tokens)
         video = decode_video(part.data, self._sampling, transform=self._videos.resize)
         if part.use_audio and info.has_sound:
-            media.clips.append(decode_audio(part.data, self._hear.sample_rate))
-            media.clip_of_video.append(len(media.videos))
+            sound = decode_audio(part.data, self._hear.sample_rate, self._limits.audio_seconds)
+            self._add_clip(media, sound, len(media.videos))
         media.videos.append(self._videos.patches(video.frames))
         media.video_grids.append(self._videos.grid(*video.frames.shape[:3]))
         return tokens
 
+    def _add_clip(self, media: _Media, samples: np.ndarray, video: int | None) -> None:
+        media.clips.append(samples)
+        media.clip_of_video.append(video)
+        self._limits.check_audio(sum(map(len, media.clips)) / self._hear.sample_rate)
+
     def _clip(self, part: AudioPart) -> np.ndarray:
         if part.data is not None:
-            return decode_audio(part.data, self._hear.sample_rate)
+            return decode_audio(part.data, self._hear.sample_rate, self._limits.audio_seconds)
         if part.samples is None or part.sample_rate is None:
             raise InvalidArgument("audio needs an encoded file, or samples with their sample rate")
-        return resample(np.asarray(part.samples), part.sample_rate, self._hear.sample_rate)
+        return resample(np.asarray(part.samples), part.sample_rate, self._hear.sample_rate, self._limits.audio_seconds)
 
     def _expand(self, text: str, media: _Media, audio: AudioInput | None) -> torch.Tensor:
         counts = [audio_tokens(frames, self._window) for frames in (audio.lengths.tolist() if audio else [])]

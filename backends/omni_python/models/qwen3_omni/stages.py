@@ -24,6 +24,7 @@ from omni_python.models.qwen3_omni.decode import DecodeScheduler
 from omni_python.models.qwen3_omni.detokenizer import TokenBytes, load_tokenizer
 from omni_python.models.qwen3_omni.dummy import LoadFormat, is_dummy
 from omni_python.models.qwen3_omni.kv_size import KVNeeds, parameter_bytes
+from omni_python.models.qwen3_omni.limits import SpeechGuard
 from omni_python.models.qwen3_omni.placement import Dtype, placement
 from omni_python.models.qwen3_omni.talker import Talker, load_talker
 from omni_python.models.qwen3_omni.talker_prompt import TalkerTokens
@@ -130,14 +131,17 @@ def create_talker(
     tp_size: int = 1,
     gpu_ids: Sequence[int] = (),
     process: str = "talker_ar",
+    speech_guard: dict[str, Any] | None = None,
 ) -> Scheduler:
-    """`tp_size`, `gpu_ids` and `process` as for the thinker; the code predictor runs on rank 0 alone."""
+    """`tp_size`, `gpu_ids` and `process` as for the thinker; the code predictor runs on rank 0 alone. `speech_guard`: the
+    fields of a `SpeechGuard`."""
     config = model_config(model_path)
+    guard = SpeechGuard.of(speech_guard)
 
     def runner(kind: type[Runner], talker: Talker) -> Runner:
         fused_rows = _fused_rows(kernels, "talker", [talker.model, talker.code_predictor.model], max_running)
         sizes = (single_frames, frames_per_chunk, fused_rows)
-        return kind(talker, TalkerTokens.of(config), code2wav_stage, *sizes)
+        return kind(talker, TalkerTokens.of(config), code2wav_stage, *sizes, guard=guard)
 
     on_sglang = _is_sglang(engine, kernels)
     ranks = _ranks(engine, tp_size, process, gpu_ids)

@@ -12,6 +12,7 @@ from omni_python.model_runner.base import NOT_A_NUMBER, ARRequest, PromptInput
 from omni_python.model_runner.feedback import FeedbackARModelRunner
 from omni_python.model_runner.sampler import TokenSampler
 from omni_python.models.qwen3_omni.decode_rows import DecodeInput, Frame, TalkerRow
+from omni_python.models.qwen3_omni.limits import SpeechGuard
 from omni_python.models.qwen3_omni.payloads import AnswerToken, CodecFrames, TalkerPrompt, TalkerResult
 from omni_python.models.qwen3_omni.talker import Talker
 from omni_python.models.qwen3_omni.talker_prompt import TalkerTokens, UserPart, speech_prompt, user_part
@@ -105,6 +106,7 @@ class TalkerModelRunner(FeedbackARModelRunner[TalkerRequest]):
         single_frames: int = 10,
         frames_per_chunk: int = 10,
         fused_rows: int = 0,
+        guard: SpeechGuard | None = None,
     ) -> None:
         """`fused_rows` above 0: decode steps are captured, with the fused kernels, for up to so many requests."""
         self._feedback = TalkerFeedback(talker, tokens)
@@ -113,6 +115,7 @@ class TalkerModelRunner(FeedbackARModelRunner[TalkerRequest]):
         self._target = target
         self._single_frames = single_frames
         self._frames_per_chunk = frames_per_chunk
+        self._guard = guard or SpeechGuard()
         vocab = talker.codec_head.out_features
         self._never = torch.arange(vocab, device=talker.codec_head.weight.device) >= vocab - 1024
         self._never_nor_end = self._never.clone()
@@ -223,7 +226,13 @@ class TalkerModelRunner(FeedbackARModelRunner[TalkerRequest]):
         return torch.stack([self._never_nor_end if row.sampler.params.ignore_eos else self._never for row in rows])
 
     def why_finished(self, row: TalkerRequest) -> str | None:
-        return "stop" if row.generated[-1] == self._tokens.codec_eos else super().why_finished(row)
+        if row.generated[-1] == self._tokens.codec_eos:
+            return "stop"
+        if row.text_done and not row.sampler.params.ignore_eos:
+            reason = self._guard.why_ended(row.generated, len(row.answer))
+            if reason is not None:
+                return reason
+        return super().why_finished(row)
 
     def emit(self, row: TalkerRequest) -> list[OutgoingMessage]:
         messages = []
