@@ -14,9 +14,8 @@ import msgspec
 from omni_python.proto.errors import OmniError
 from omni_python.proto.refs import DeviceRef, Ref
 
-
 Route = tuple[int, ...]
-"""The processes that work on a request, by their epochs: one replica of each that it needs. It keeps them to its end."""
+"""The processes that work on a request, by their epochs: one replica of each that it needs, kept to its end."""
 
 
 class Envelope(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -121,8 +120,8 @@ class CompleteMessage(_Message, frozen=True):
 
 
 class AbortMessage(_Message, frozen=True):
-    """Coordinator to every stage process: drop this request, in `stages` alone where there are any. Repeating it does no
-    harm."""
+    """Coordinator to every stage process: drop this request, in `stages` alone where there are any. Repeating it does
+    no harm."""
 
     request_id: str
     stages: tuple[str, ...] = ()
@@ -211,7 +210,7 @@ def decode_message(frame: bytes) -> ControlMessage:
     """Thread-safe, as `encode_message` is. Raises `msgspec.MsgspecError` for anything that is no message."""
     try:
         return _decode(frame)
-    except UnicodeDecodeError as error:  # a tag that is no UTF-8; msgspec says so in its own way everywhere else
+    except (UnicodeDecodeError, RecursionError) as error:  # a tag that is no UTF-8; nests in fields to be skipped
         raise msgspec.DecodeError(str(error)) from None
 
 
