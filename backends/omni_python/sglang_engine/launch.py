@@ -120,7 +120,7 @@ def _meet_at(method: str, config: EngineConfig) -> None:
         # The first GPU often has other stages, too.
         os.environ.setdefault("SGLANG_ENABLE_TP_MEMORY_INBALANCE_CHECK", "0")
         os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"  # rank 0's owner has opened that port
-        os.environ.setdefault("TORCHELASTIC_RESTART_COUNT", "0")  # torch up to 2.11 reads it
+        os.environ.setdefault("TORCHELASTIC_RESTART_COUNT", "0")  # older versions of torch read it
         if config.gpu_id is None:
             # Else SGLang wants a NUMA node for each rank. Its kernels for some CPUs alone use it.
             os.environ.setdefault("SGLANG_CPU_OMP_THREADS_BIND", "|".join(["all"] * config.tp_size))
