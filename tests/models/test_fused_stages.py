@@ -17,10 +17,22 @@ os.environ["TRITON_INTERPRET"] = "1"  # read when a kernel is defined
 pytest.importorskip("triton")
 
 from omni_python.models.qwen3_omni import tiny
-from omni_python.models.qwen3_omni.payloads import AnswerToken, CodecFrames, TalkerPrompt
+from omni_python.models.qwen3_omni.detokenizer import TokenBytes, load_tokenizer
+from omni_python.models.qwen3_omni.payloads import (
+    AnswerToken,
+    AudioEmbeds,
+    CodecFrames,
+    GenerationOptions,
+    Prompt,
+    TalkerPrompt,
+    ThinkerInput,
+    VisionEmbeds,
+)
 from omni_python.models.qwen3_omni.talker import load_talker
 from omni_python.models.qwen3_omni.talker_prompt import TalkerTokens
 from omni_python.models.qwen3_omni.talker_runner import TalkerModelRunner
+from omni_python.models.qwen3_omni.thinker import load_thinker
+from omni_python.models.qwen3_omni.thinker_runner import MediaTokens, ThinkerModelRunner
 from omni_python.models.qwen3_omni.weights import model_config
 from omni_python.proto.sampling import SamplingParams
 from omni_python.proto.work import IncomingMessage
@@ -96,3 +108,59 @@ def test_talker_gives_the_same_frames(checkpoint: Path) -> None:
     fused = frames(TalkerModelRunner(talkers[1], tokens, frames_per_chunk=1, fused_rows=4), asked, config)
     assert [len(row) for row in plain] == [4, 4, 4]
     assert fused == plain
+
+
+def answers(runner: ThinkerModelRunner, asked: Sequence[ThinkerInput]) -> tuple[list[list[int]], list[TalkerPrompt]]:
+    """Three tokens of each, and what the talker gets first; the requests begin together."""
+    runner.allocate(4 * len(asked))
+    rows = []
+    for index, data in enumerate(asked):
+        row = runner.open(IncomingMessage(str(index), "new_request", data))
+        assert row is not None
+        row.pages = list(range(4 * index, 4 * index + 4))
+        rows.append(row)
+    prompts = []
+    for _ in range(3):
+        for batch in runner.batches(rows):
+            runner.step(batch)
+            for row in batch:
+                assert row.error is None
+                prompts += [message.data for message in runner.emit(row) if isinstance(message.data, TalkerPrompt)]
+    return [row.generated for row in rows], prompts
+
+
+@pytest.mark.timeout(600)
+def test_thinker_gives_the_same_tokens(checkpoint: Path) -> None:
+    """Prompts with and without media, which go through the fused kernels together."""
+    config = model_config(checkpoint)
+    thinker_config = config.thinker_config
+    hidden = thinker_config.text_config.hidden_size
+    media = MediaTokens(thinker_config.image_token_id, thinker_config.video_token_id, thinker_config.audio_token_id)
+    layers = len(thinker_config.vision_config.deepstack_visual_indexes)
+    options = GenerationOptions(SamplingParams(max_tokens=9, ignore_eos=True), SamplingParams(), True, "ethan", True)
+    vision = VisionEmbeds(image=torch.randn(4, hidden), image_deepstack=[torch.randn(4, hidden) for _ in range(layers)])
+    asked = []
+    for kinds in ([], [media.image] * 4 + [media.audio] * 3):
+        ids = torch.cat((torch.randint(100, 1000, (5,)), torch.tensor(kinds, dtype=torch.int64), torch.tensor([7, 8])))
+        prompt = Prompt(ids, torch.randint(0, 30, (3, len(ids))), 3, options)
+        audio = AudioEmbeds(torch.randn(3, hidden)) if kinds else None
+        asked.append(ThinkerInput(prompt, vision if kinds else None, audio))
+    made = []
+    for fused_rows in (0, 2):
+        thinker = load_thinker(checkpoint, config, torch.float32, "cpu")
+        accept_layer = config.talker_config.accept_hidden_layer
+        texts = TokenBytes(load_tokenizer(checkpoint))
+        runner = ThinkerModelRunner(
+            thinker, media, [], accept_layer, texts, fused_rows=fused_rows, deepstack_layers=layers
+        )
+        made.append(answers(runner, asked))
+    (plain, plain_prompts), (fused, fused_prompts) = made
+    assert fused == plain and all(len(tokens) == 3 for tokens in plain)
+    by_length = [
+        sorted(prompts, key=lambda prompt: len(prompt.input_ids)) for prompts in (plain_prompts, fused_prompts)
+    ]
+    for one, other in zip(*by_length, strict=True):
+        assert (one.media_hidden is None) == (other.media_hidden is None)
+        if one.media_hidden is not None and other.media_hidden is not None:
+            assert one.media_hidden.shape == (7, hidden)
+            torch.testing.assert_close(other.media_hidden, one.media_hidden, rtol=1e-3, atol=1e-4)
