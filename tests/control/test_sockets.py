@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import queue
+import socket
+import stat
 import tempfile
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 import zmq
 
-from omni_python.control.sockets import Inbox, Outlet
+from omni_python.control.sockets import MAX_FRAME, Inbox, Outlet
 from omni_python.proto.errors import Unavailable
 from omni_python.proto.messages import AbortMessage, ControlMessage, CreditMessage
 
@@ -96,3 +100,35 @@ def test_stopping_removes_the_socket(context: zmq.Context[zmq.Socket[bytes]], ad
     assert path.is_socket()
     inbox.stop()
     assert not path.exists()
+
+
+def test_only_this_user_may_connect(inbox: tuple[Inbox, Received]) -> None:
+    path = Path(inbox[0].address.removeprefix("ipc://"))
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_a_frame_that_is_too_long_is_dropped_and_others_go_on(
+    context: zmq.Context[zmq.Socket[bytes]], inbox: tuple[Inbox, Received]
+) -> None:
+    outlet = Outlet(context, inbox[0].address)
+    with context.socket(zmq.PUSH) as raw:
+        raw.setsockopt(zmq.LINGER, 0)
+        raw.connect(inbox[0].address)
+        raw.send(bytes(MAX_FRAME + 1))
+        outlet.send(AbortMessage(1, "after"))
+        assert inbox[1].get(timeout=20) == AbortMessage(1, "after")
+    assert inbox[1].empty()
+    outlet.close()
+
+
+def test_bytes_that_are_no_zmq_do_no_harm(
+    context: zmq.Context[zmq.Socket[bytes]], inbox: tuple[Inbox, Received]
+) -> None:
+    for garbage in (b"", b"\xff", b"\xff\0\0\0\0\0\0\0\1\x7f", b"GET / HTTP/1.1\r\n\r\n", os.urandom(5000)):
+        with socket.socket(socket.AF_UNIX) as raw, suppress(OSError):
+            raw.connect(inbox[0].address.removeprefix("ipc://"))
+            raw.sendall(garbage)
+    outlet = Outlet(context, inbox[0].address)
+    outlet.send(AbortMessage(1, "after"))
+    assert inbox[1].get(timeout=20) == AbortMessage(1, "after")
+    outlet.close()

@@ -41,9 +41,10 @@ class Inbox:
         self._context = context
         self._handle = handle
         self._socket = context.socket(zmq.PULL)
-        self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME)
+        self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME)  # libzmq drops the connection that sends a longer one
         self._socket.setsockopt(zmq.RCVHWM, HIGH_WATER_MARK)
         self._socket.bind(address)
+        os.chmod(address.removeprefix("ipc://"), 0o600)
         self._thread = threading.Thread(target=self._run, name="omni-inbox", daemon=True)
 
     def start(self) -> None:

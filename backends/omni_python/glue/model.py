@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from omni_python.control.privacy import hide_mapped_regions
 from omni_python.glue.context import read_context
 from omni_python.glue.orchestrator import Orchestrator
 from omni_python.glue.stage import StageModel
@@ -29,6 +30,7 @@ def create_model(args: dict[str, str]) -> Model:
     """The model that `args`, those of Triton's `initialize`, describe. Raises `OmniError` with what to mend."""
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s", level=logging.INFO)
     _check_numpy(os.environ.get("NVIDIA_TRITON_SERVER_VERSION", "24.10"))
+    hide_mapped_regions()
     context = read_context(args)
     if context.process is None:
         return Orchestrator(context)
