@@ -6,11 +6,14 @@ import argparse
 import shlex
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from omni_python.serve.environment import Installation, ServerSetupError, find_installation
 from omni_python.serve.supervisor import ExitStatus, Policy, Supervisor
 from omni_python.serve.triton_server import ServerOptions
+
+if TYPE_CHECKING:
+    from omni_python.config.schema import PipelineConfig
 
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
@@ -82,16 +85,21 @@ def run(args: argparse.Namespace) -> int:
     )
     if args.print:
         return _print(options)
-    policy = Policy(drain_s=args.drain_seconds, max_deaths=args.max_deaths)
-    return Supervisor(options, socket_bases(args.model_repository), policy).run()
+    pipelines = _pipelines(args.model_repository)
+    policy = Policy(
+        drain_s=args.drain_seconds,
+        max_deaths=args.max_deaths,
+        silence_s=max((pipeline.limits.silence_s for pipeline in pipelines), default=Policy.silence_s),
+    )
+    bases = {pipeline.endpoints.resolved_base_path for pipeline in pipelines}
+    return Supervisor(options, bases, policy).run()
 
 
-def socket_bases(repository: Path) -> set[Path]:
-    """The folders below which the pipelines of a repository keep their sockets. Raises `ConfigError`."""
+def _pipelines(repository: Path) -> list[PipelineConfig]:
+    """The pipelines of a repository. Raises `ConfigError`."""
     from omni_python.config.files import load_pipeline
 
-    paths = sorted(repository.glob("*/1/pipeline.yaml"))
-    return {load_pipeline(path).endpoints.resolved_base_path for path in paths}
+    return [load_pipeline(path) for path in sorted(repository.glob("*/1/pipeline.yaml"))]
 
 
 def _print(options: ServerOptions) -> int:

@@ -20,9 +20,6 @@ from omni_python.proto.errors import OmniError
 from omni_python.proto.messages import DrainMessage
 from omni_python.serve.triton_server import ServerFailed, TritonServer
 
-SILENCE = 15.0
-"""Seconds without a sign of life after which an orchestrator counts as stuck and is killed."""
-
 UNLOAD_TIMEOUT = 60.0
 LINGER = 1.0
 """Seconds that a drain message may take to be delivered."""
@@ -30,13 +27,15 @@ LINGER = 1.0
 
 @dataclass
 class Orchestrators:
-    """Those of `server`, whose pipelines keep their sockets below one of `bases`.
+    """Those of `server`, whose pipelines keep their sockets below one of `bases`. One without a sign of life for
+    `silence` seconds counts as stuck and is killed.
 
     Triton itself neither notices nor restarts a stub that died: its model stays "ready" and its requests hang.
     """
 
     server: TritonServer
     bases: Iterable[Path]
+    silence: float
     _fds: dict[int, int] = field(default_factory=dict)  # pid -> pidfd
 
     def pidfds(self) -> list[int]:
@@ -60,10 +59,10 @@ class Orchestrators:
         """The pipelines whose orchestrators are dead; those that are stuck are killed first."""
         dead = []
         for pipeline, (_, found) in self._found().items():
-            if found.age > SILENCE:
+            if found.age > self.silence:
                 with suppress(OSError):
                     os.kill(found.sign.pid, signal.SIGKILL)
-            if found.age > SILENCE or not _is_running(found.sign.pid):
+            if found.age > self.silence or not _is_running(found.sign.pid):
                 dead.append(pipeline)
                 if (descriptor := self._fds.pop(found.sign.pid, None)) is not None:
                     os.close(descriptor)

@@ -39,13 +39,15 @@ class ExitStatus(enum.IntEnum):
 
 @dataclass(frozen=True)
 class Policy:
-    """`drain_s` seconds for requests in flight to end. More than `max_deaths` deaths within `window_s` seconds are a
+    """`drain_s` seconds for requests in flight to end. `silence_s` seconds after which a server, or an orchestrator,
+    that gives no sign of life counts as stuck and is killed. More than `max_deaths` deaths within `window_s` seconds are a
     crash loop; the first new start waits `first_delay_s`, each further one twice as long."""
 
     drain_s: float = 30.0
     max_deaths: int = 5
     window_s: float = 300.0
     first_delay_s: float = 0.5
+    silence_s: float = 15.0
 
     def back_off(self) -> BackOff:
         return BackOff(self.max_deaths, self.window_s, self.first_delay_s)
@@ -93,7 +95,7 @@ class Supervisor:
         options = self._options.resolved()
         while True:
             server = TritonServer.launch(options, supervised=True)
-            orchestrators = Orchestrators(server, self._bases)
+            orchestrators = Orchestrators(server, self._bases, self._policy.silence_s)
             try:
                 was_ready = self._watch(server, orchestrators)
                 if self._stopping():
@@ -122,12 +124,18 @@ class Supervisor:
     def _watch(self, server: TritonServer, orchestrators: Orchestrators) -> bool:
         """Until the server ends, a signal comes or an orchestrator is given up. Whether the server was ever ready."""
         ready = False
+        heard = time.monotonic()
         server_fd = os.pidfd_open(server.process.pid)
         try:
             while not (self._stopping() or self._gave_up or server.has_exited()):
                 if not ready and server.is_ready():
                     ready = True
                     _say(f"ready: HTTP on {server.http_url}, gRPC on {server.grpc_url}")
+                if not ready or server.is_live():
+                    heard = time.monotonic()
+                elif time.monotonic() - heard > self._policy.silence_s:
+                    _say(f"tritonserver has been silent for {self._policy.silence_s:g} s and is killed")
+                    server.process.kill()
                 self._wait([server_fd, *orchestrators.pidfds()], PERIOD if ready else DRAIN_PERIOD)
                 for pipeline in orchestrators.take_dead() if ready else ():  # not while Triton cannot load anything
                     self._bring_back(pipeline, orchestrators)

@@ -28,6 +28,7 @@ _STARTS = 3
 _LOST_LOCK = "boost::interprocess::lock_exception"
 _KILL_MARGIN_S = 5.0  # past the server's own exit timeout
 _CONTROL_MARGIN_S = 30.0  # past the time that a stub has to start
+_LIVE_TIMEOUT_S = 2.0
 _PR_SET_PDEATHSIG = 1  # prctl(2)
 
 
@@ -229,6 +230,10 @@ class TritonServer:
         """Whether the server and all its models are ready."""
         status, _ = self._http("GET", "/v2/health/ready")
         return status == 200 and self._answers()
+
+    def is_live(self) -> bool:
+        """Whether the process answers at all."""
+        return self._http("GET", "/v2/health/live", _LIVE_TIMEOUT_S)[0] is not None
 
     def is_model_ready(self, model: str) -> bool:
         """Triton's word on it; a model whose stub died stays ready."""

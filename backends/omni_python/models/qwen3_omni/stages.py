@@ -133,8 +133,8 @@ def create_talker(
     process: str = "talker_ar",
     speech_guard: dict[str, Any] | None = None,
 ) -> Scheduler:
-    """`tp_size`, `gpu_ids` and `process` as for the thinker; the code predictor runs on rank 0 alone. `speech_guard`: the
-    fields of a `SpeechGuard`."""
+    """`tp_size`, `gpu_ids` and `process` as for the thinker; the code predictor runs on rank 0 alone. `speech_guard`: a
+    `SpeechGuard`'s fields."""
     config = model_config(model_path)
     guard = SpeechGuard.of(speech_guard)
 

@@ -1,0 +1,122 @@
+"""`omni serve` as a process of its own, and what it and its children hold."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+from omni_python.serve.triton_server import free_ports
+
+
+@dataclass
+class Serving:
+    """A context manager: starts `omni serve` and waits until it says that it is ready; stops it at the end."""
+
+    repository: Path
+    log: Path
+    arguments: Sequence[str] = ()
+    ports: list[int] = field(default_factory=lambda: free_ports("127.0.0.1", [0, 0, 0]))
+    start_timeout: float = 100.0
+
+    def __enter__(self) -> Serving:
+        self.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.stop()
+
+    @property
+    def grpc_url(self) -> str:
+        return f"127.0.0.1:{self.ports[1]}"
+
+    @property
+    def host(self) -> str:
+        return "127.0.0.1"
+
+    @property
+    def metrics_port(self) -> int:
+        return self.ports[2]
+
+    def start(self) -> None:
+        names = ("--http-port", "--grpc-port", "--metrics-port")
+        ports = [text for name, port in zip(names, self.ports, strict=True) for text in (name, str(port))]
+        command = [sys.executable, "-m", "omni_python.cli", "serve", "--model-repository", str(self.repository)]
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen([*command, *ports, *self.arguments], stdout=log, stderr=log)
+        self.wait_said("omni serve: ready", self.start_timeout)
+
+    def said(self) -> str:
+        return self.log.read_text(errors="replace")
+
+    def wait_said(self, text: str, timeout: float, count: int = 1) -> None:
+        end = time.monotonic() + timeout
+        while self.said().count(text) < count:
+            assert self.process.poll() is None, f"it ended with {self.process.returncode}:\n{self.said()[-3000:]}"
+            assert time.monotonic() < end, f"never said {text!r}:\n{self.said()[-3000:]}"
+            time.sleep(0.1)
+
+    def stop(self, number: int = signal.SIGTERM, timeout: float = 60.0) -> int:
+        """The exit status."""
+        if self.process.poll() is None:
+            self.process.send_signal(number)
+        try:
+            return self.process.wait(timeout)
+        finally:
+            if self.process.poll() is None:
+                for process in (*self.family(), psutil.Process(self.process.pid)):
+                    process.kill()
+                self.process.wait(10)
+
+    def family(self) -> list[psutil.Process]:
+        """Every living process below `omni serve`."""
+        children = psutil.Process(self.process.pid).children(recursive=True)
+        return [child for child in children if child.is_running() and child.status() != psutil.STATUS_ZOMBIE]
+
+    def server(self) -> psutil.Process:
+        return next(child for child in self.family() if "tritonserver" in child.name())
+
+    def stub(self, model: str) -> psutil.Process:
+        return next(child for child in self.family() if name_of(child) == model)
+
+    def held(self) -> dict[str, Counter[str]]:
+        """File descriptors and threads by process, shared-memory regions and socket directories of this server."""
+        fds: Counter[str] = Counter()
+        threads: Counter[str] = Counter()
+        for process in self.family():
+            fds[name_of(process)] += process.num_fds()
+            threads[name_of(process)] += process.num_threads()
+        places = Counter(
+            regions=sum(1 for path in Path("/dev/shm").glob(f"omni_{self.process.pid}_*")),
+            directories=len(self.directories()),
+            processes=len(self.family()),
+        )
+        return {"fds": fds, "threads": threads, "places": places}
+
+    def directories(self) -> list[Path]:
+        """Socket directories of this server and of those that it had before."""
+        base = Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir())
+        mine = {str(child.pid) for child in self.family()}
+        found = base.glob(f"omni-{os.getuid()}-*-*")
+        return [path for path in found if path.name.split("-")[2] in mine or not _runs(path.name.split("-")[2])]
+
+
+def name_of(process: psutil.Process) -> str:
+    """The model of a stub, else the program's name."""
+    for argument in process.cmdline():
+        if argument.endswith("/1/model.py"):
+            return argument.split("/")[-3]
+    return process.name()
+
+
+def _runs(pid: str) -> bool:
+    return Path(f"/proc/{pid}").exists()

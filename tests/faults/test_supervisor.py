@@ -1,0 +1,162 @@
+"""`omni serve`: draining, deaths of the server and of itself, exit statuses."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from omni_python.client import Answer, OmniClient, OmniClientError
+from omni_python.config.compile import compile_pipeline
+from omni_python.models.noop.config import NoopLinePipelineConfig
+from omni_python.serve.leftovers import remove_leftover_regions
+from tests.faults.serving import Serving
+
+PIPELINE = "noop_line"
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    compile_pipeline(NoopLinePipelineConfig(), tmp_path / "models")
+    return tmp_path / "models"
+
+
+def ask(serving: Serving, **sampling: object) -> Answer:
+    with OmniClient(serving.grpc_url, PIPELINE) as client:
+        return client.chat("x", sampling=sampling)
+
+
+def wait_served(serving: Serving, timeout: float = 60.0) -> None:
+    end = time.monotonic() + timeout
+    while True:
+        try:
+            ask(serving, timeout_ms=2000)
+            return
+        except OmniClientError:
+            assert time.monotonic() < end, serving.said()[-3000:]
+            time.sleep(0.2)
+
+
+def regions_of(pid: int) -> list[Path]:
+    return list(Path("/dev/shm").glob(f"omni_{pid}_*"))
+
+
+def test_sigterm_lets_requests_end_and_refuses_new_ones(repository: Path, tmp_path: Path) -> None:
+    with Serving(repository, tmp_path / "log") as serving:
+        family = serving.family()
+        answers: list[str] = []
+        asking = threading.Thread(target=lambda: answers.append(ask(serving, delay=4.0, nbytes=3).text))
+        asking.start()
+        time.sleep(1)
+        serving.process.send_signal(signal.SIGTERM)
+        serving.wait_said("letting requests in flight end", 10)
+        time.sleep(0.5)
+        with pytest.raises(OmniClientError, match="shutting down"):
+            ask(serving)
+        asking.join(30)
+        assert answers == ['{"nbytes":3,"last":2}']
+        assert serving.process.wait(60) == 0
+        assert "omni serve: stopped" in serving.said()
+    _, alive = psutil.wait_procs(family, timeout=5)
+    assert not alive and not regions_of(serving.process.pid)
+
+
+def test_the_drain_time_is_kept_and_its_end_is_told(repository: Path, tmp_path: Path) -> None:
+    with Serving(repository, tmp_path / "log", ("--drain-seconds", "1")) as serving:
+        failed: list[str] = []
+
+        def asks() -> None:
+            try:
+                ask(serving, delay=60.0)
+            except OmniClientError as error:
+                failed.append(str(error))
+
+        asking = threading.Thread(target=asks)
+        asking.start()
+        time.sleep(1)
+        assert serving.stop() == 4
+        assert "1 requests had not ended" in serving.said()
+        asking.join(30)
+        assert failed
+
+
+def test_a_second_signal_stops_at_once(repository: Path, tmp_path: Path) -> None:
+    with Serving(repository, tmp_path / "log") as serving:
+        family = serving.family()
+        asking = threading.Thread(target=lambda: pytest.raises(OmniClientError, ask, serving, delay=60.0))
+        asking.start()
+        time.sleep(1)
+        serving.process.send_signal(signal.SIGINT)
+        serving.wait_said("letting requests in flight end", 10)
+        assert serving.stop(signal.SIGTERM, timeout=15) == 128 + signal.SIGTERM
+        asking.join(30)
+    _, alive = psutil.wait_procs(family, timeout=5)
+    assert not alive and not regions_of(serving.process.pid)
+
+
+def test_a_killed_server_comes_back_on_the_same_ports_beside_another_one(repository: Path, tmp_path: Path) -> None:
+    with Serving(repository, tmp_path / "one") as one, Serving(repository, tmp_path / "two") as two:
+        other = {process.pid for process in two.family()}
+        one.server().kill()
+        ask(two, nbytes=5)
+        one.wait_said("omni serve: ready", 100, count=2)
+        wait_served(one)
+        assert "tritonserver died (SIGKILL)" in one.said()
+        ask(two, nbytes=5)
+        assert {process.pid for process in two.family()} == other
+        assert len(one.directories()) == 1, "the killed server's directory is removed by its successor"
+
+
+def test_a_killed_supervisor_takes_its_server_along_and_another_follows(repository: Path, tmp_path: Path) -> None:
+    with Serving(repository, tmp_path / "log") as killed:
+        family = killed.family()
+        killed.process.kill()
+        _, alive = psutil.wait_procs(family, timeout=20)
+        assert not [process.cmdline() for process in alive if process.status() != psutil.STATUS_ZOMBIE]
+    with Serving(repository, tmp_path / "again", ports=killed.ports) as serving:
+        ask(serving)
+        assert not regions_of(killed.process.pid)
+
+
+def test_an_orchestrator_that_keeps_dying_is_given_up(repository: Path, tmp_path: Path) -> None:
+    with Serving(repository, tmp_path / "log", ("--max-deaths", "1")) as serving:
+        serving.stub(PIPELINE).kill()
+        wait_served(serving)
+        serving.stub(PIPELINE).kill()
+        assert serving.process.wait(60) == 3
+        assert "the orchestrator of noop_line died 2 times within 300 s and is not loaded again" in serving.said()
+
+
+def test_what_cannot_start_is_said(repository: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "omni_python.cli", "serve", "--model-repository"]
+    with socket.create_server(("127.0.0.1", 0)) as holder:
+        port = str(holder.getsockname()[1])
+        ports = ["--http-port", port, "--grpc-port", "0", "--metrics-port", "0"]
+        done = subprocess.run([*command, str(repository), *ports], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert f"cannot listen on 127.0.0.1:{port} for HTTP" in done.stderr
+    done = subprocess.run([*command, str(tmp_path / "nowhere")], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1 and "there is no model repository" in done.stderr
+
+
+def test_only_regions_of_servers_that_are_gone_are_removed() -> None:
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    left = Path(f"/dev/shm/omni_{gone.pid}_0a1b2c3d_region")
+    mine = Path(f"/dev/shm/omni_{psutil.Process().pid}_0a1b2c3d_region")
+    foreign = Path(f"/dev/shm/omni_{gone.pid}_other")
+    try:
+        for path in (left, mine, foreign):
+            path.write_bytes(b"x")
+        assert left.name in remove_leftover_regions()
+        assert (left.exists(), mine.exists(), foreign.exists()) == (False, True, True)
+    finally:
+        for path in (left, mine, foreign):
+            path.unlink(missing_ok=True)
