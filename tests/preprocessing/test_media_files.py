@@ -42,6 +42,15 @@ def test_files_below_the_root(root: Path) -> None:
     assert read(f"file://{root}/empty", root) == b""
 
 
+def test_names_in_any_encoding(root: Path) -> None:
+    Path(os.fsdecode(os.fsencode(root) + b"/caf\xe9")).write_bytes(b"latin")
+    (root / "été").write_bytes(b"utf-8")
+    assert read(f"file://{root}/caf%e9", root) == b"latin"
+    assert read(f"file://{root}/%C3%A9t%C3%A9", root) == read(f"file://{root}/été", root) == b"utf-8"
+    with pytest.raises(InvalidArgument, match="is no URL"):
+        read("file:///\ud800", root)
+
+
 def test_links_count_for_what_they_lead_to(root: Path, tmp_path: Path) -> None:
     (root / "link").symlink_to("inner")
     assert read(f"file://{root}/link/a%20b.bin", root) == b"inside"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote_to_bytes, urlsplit
 
 from omni_python.preprocessing.media.budget import Budget
 from omni_python.proto.errors import InvalidArgument
@@ -40,16 +40,11 @@ def read_file_url(url: str, root: str, budget: Budget) -> bytearray:
 def _path(url: str) -> str:
     try:
         parts = urlsplit(url)
+        path = os.fsdecode(unquote_to_bytes(parts.path))  # names of files are bytes, in whatever encoding
     except ValueError as error:
         raise InvalidArgument(f"{url!r} is no URL: {error}") from None
-    path = unquote(parts.path, errors="strict" if parts.path.isascii() else "replace")
-    if (
-        parts.netloc not in ("", "localhost")
-        or parts.query
-        or parts.fragment
-        or not path.startswith("/")
-        or "\0" in path
-    ):
+    unusable = parts.query or parts.fragment or not path.startswith("/") or "\0" in path
+    if parts.netloc not in ("", "localhost") or unusable:
         raise InvalidArgument("a file URL must look like file:///folder/name, with %-escapes for special characters")
     return path
 
