@@ -62,7 +62,7 @@ def test_answers_equal_hugging_face(thinker: Child) -> None:
 
 
 def test_ranks_stay_together_where_rows_lose_their_slots(thinker: Child) -> None:
-    given = sampled(talks(6, 400), max_tokens=200, ignore_eos=True)
+    given = sampled(talks(5, 400), max_tokens=90, ignore_eos=True)
     one = thinker.call(child.alone, given)
     before = thinker.call(child.retractions)
     many = thinker.call(child.together, given)
