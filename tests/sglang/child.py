@@ -66,7 +66,7 @@ class Child:
         self._pool = pool
 
     def call(self, function: Callable[..., T], *args: Any) -> T:
-        return self._pool.submit(function, *args).result(timeout=100)
+        return self._pool.submit(function, *args).result(timeout=200)
 
 
 @contextmanager

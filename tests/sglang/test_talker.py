@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import random
+import shutil
 from collections.abc import Iterator
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -119,3 +121,18 @@ def test_aborts_at_random_leave_nothing(talker: Child) -> None:
     ended = talker.call(child.speak_with_aborts, given, aborts)
     for name in set(given) - set(aborts):
         assert ended[name].codes == expected[name]
+
+
+def test_random_weights_in_bfloat16_speak(tmp_path: Path) -> None:
+    """A directory without weights: the config alone is read."""
+    shutil.copy(tiny_model.checkpoint() / "config.json", tmp_path)
+    given = speeches(3, 90)
+    for speech in given.values():
+        speech.prompt.sampling = msgspec.structs.replace(speech.prompt.sampling, ignore_eos=True)
+    options = {"load_format": "dummy", "dtype": "bfloat16", "max_running": 8, "kv_tokens": 1000}
+    with child.child(tmp_path, "create_talker", **options) as process:
+        ended = process.call(child.speak, given)
+        process.call(child.wait_idle)
+    for name, speech in given.items():
+        assert len(ended[name].codes) == speech.prompt.sampling.max_tokens - 1
+    assert len({tuple(frame) for one in ended.values() for frame in one.codes}) > 10
