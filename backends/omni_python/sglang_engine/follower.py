@@ -28,7 +28,8 @@ def main() -> None:
     name, rank, descriptor, parent = sys.argv[1], *(int(argument) for argument in sys.argv[2:5])
     setproctitle.setproctitle(name)
     logging.basicConfig(format=f"%(asctime)s {name} %(levelname)s %(name)s: %(message)s", level=logging.INFO)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches rank 0, too, which says what to do
+    for stop in (signal.SIGINT, signal.SIGTERM):  # sent to a whole group; rank 0 knows what is to be ended before
+        signal.signal(stop, signal.SIG_IGN)
     _die_with(parent)
     link = Link(Connection(descriptor))
     try:
