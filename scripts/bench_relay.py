@@ -5,10 +5,11 @@
     scripts/bench_relay --gpus 0,1          from one GPU to another, beside a plain copy between them
     scripts/bench_relay --triton --gpus 0,0 between the stubs of a real tritonserver (needs the server)
 
-A round trip is: encode, put, message; receive, decode, answer inline; receive. "in place" means that the payload was
-produced in the relay's memory, "view" that the reader does not copy, "there" that the reader's GPU has been waited for,
-so that all bytes have arrived. The best and the median of several are printed, with payload bytes per best time, and
-written to `--json FILE`. A way that fails is reported and the others go on; the exit status says whether one did.
+A round trip is: encode, put, message; receive, decode, answer inline; receive, up to the call of the process's handler.
+"in place" means that the payload was produced in the relay's memory, "view" that the reader does not copy, "there" that
+the reader's GPU has been waited for, so that all bytes have arrived. The best and the median of several are printed, with
+payload bytes per best time, and written to `--json FILE`. A way that fails is reported and the others go on; the exit
+status says whether one did.
 """
 
 from __future__ import annotations
@@ -158,7 +159,7 @@ class Pair:
 
     def __init__(self, directory: Path, way: str, pool: int, gpus: Gpus | None = None) -> None:
         self.way = way
-        self._answers: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._answers: queue.SimpleQueue[float] = queue.SimpleQueue()
         self.end = endpoint(directory, way, "parent", self._on_message, pool, gpus[0] if gpus else None)
         self.end.start()
         command = [sys.executable, __file__, "--answer", str(directory), way, "--pool-mb", str(pool // MB)]
@@ -187,8 +188,7 @@ class Pair:
         start = time.perf_counter()
         envelope = self.end.carrier.pack(payload, [self._reader])
         self.end.send(self._reader, DataReadyMessage(self.end.epoch, "", "parent", target, envelope))
-        self._answers.get(timeout=60)
-        return time.perf_counter() - start
+        return self._answers.get(timeout=60) - start
 
     def in_place(self, nbytes: int) -> float:
         """A round trip of what was produced in a slot beforehand."""
@@ -203,7 +203,7 @@ class Pair:
 
     def _on_message(self, message: ControlMessage) -> None:
         if isinstance(message, StreamMessage):
-            self._answers.put(None)
+            self._answers.put(time.perf_counter())
 
 
 # -- what is measured

@@ -9,7 +9,17 @@ from hypothesis import strategies as st
 
 from omni_python.proto.messages import DataReadyMessage, Envelope, Peer, PeersMessage, RelayInfo, Site, decode_message
 from omni_python.proto.messages import encode_message as encode
-from omni_python.proto.refs import CudaRef, MooncakeRef, NcclRef, NixlRef, Ref, ShmRef
+from omni_python.proto.refs import (
+    CudaRef,
+    DeviceRef,
+    MooncakeRef,
+    NcclCudaRef,
+    NcclRef,
+    NixlCudaRef,
+    NixlRef,
+    Ref,
+    ShmRef,
+)
 
 REFS: list[Ref] = [
     ShmRef(3, 100, 42, 7, 1 << 20, 4096, True),
@@ -17,11 +27,13 @@ REFS: list[Ref] = [
     MooncakeRef(5, 0, 1),
     NcclRef(6, 17),
     CudaRef(7, 1 << 20, 65536, 63),
+    NixlCudaRef(8, 1 << 20, 0x7F00_0000_0000),
+    NcclCudaRef(9, 1 << 20),
 ]
 
 
 def message(ref: Ref) -> DataReadyMessage:
-    device = CudaRef(8, 1, 2, 3)
+    device = ref if isinstance(ref, DeviceRef) else CudaRef(8, 1, 2, 3)
     return DataReadyMessage(1, "r", "a", "b", Envelope("p.T", b"body", b"inline", ref, device), 5)
 
 

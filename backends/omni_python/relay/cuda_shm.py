@@ -24,7 +24,6 @@ from omni_python.proto.refs import CudaRef
 from omni_python.relay.base import PUT_TIMEOUT, CreditFn, RelayOperation, RelaySettings, TransferFailed
 from omni_python.relay.device import GRAIN, DeviceRelay, Gpu, Leases
 from omni_python.relay.gates import Gates
-from omni_python.relay.shm import COPY_LIMIT
 from omni_python.relay.slots import OutOfSlots, Slots
 
 EVENTS = 64
@@ -143,7 +142,7 @@ class CudaShmRelay(DeviceRelay[CudaRef]):
         cuda, stream = self._cuda, self.gpu.stream()
         self._gates.wait(stream, pool.events[ref.event], lambda: pool.gone)
         source = pool.pointer + ref.offset
-        if pool.gpu == self.gpu.uuid and not ref.pressed and ref.nbytes > COPY_LIMIT:
+        if pool.gpu == self.gpu.uuid and not ref.pressed:
             return self._leases.view(source, ref.nbytes, done)
         copy = self.gpu.torch.empty(ref.nbytes, dtype=self.gpu.torch.uint8, device=self.gpu.device)
         kind = cuda.cudaMemcpyKind.cudaMemcpyDefault

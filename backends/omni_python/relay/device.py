@@ -11,9 +11,9 @@ import logging
 import queue
 import threading
 import time
-import weakref
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -27,6 +27,11 @@ GRAIN = 64 << 10
 
 POLL = 50e-6
 """Seconds between looks whether the GPU has come past the end of a view."""
+
+CALM = 200e-6
+"""Seconds in which ends of views are gathered: whoever dropped one is about to answer, and needs the interpreter."""
+
+_NOTHING_TO_CHANGE = nullcontext()
 
 log = logging.getLogger(__name__)
 
@@ -53,9 +58,12 @@ class Gpu:
         torch.zeros(1, device=self.device)  # torch makes the context, not a thread of some library
         self.uuid = str(torch.cuda.get_device_properties(self.device).uuid)
 
-    def current(self) -> Any:
+    def current(self) -> AbstractContextManager[Any]:
         """A context manager: this GPU is the thread's."""
-        return self.torch.cuda.device(self.device)
+        if self.torch.cuda.current_device() == self.index:
+            return _NOTHING_TO_CHANGE
+        context: AbstractContextManager[Any] = self.torch.cuda.device(self.device)
+        return context
 
     def bind(self) -> None:
         """Make this GPU's context the thread's for libraries that ask the driver for it; torch and CUDA's runtime bind
@@ -64,7 +72,7 @@ class Gpu:
 
     def stream(self) -> int:
         """torch's current stream on this GPU."""
-        return int(self.torch.cuda.current_stream(self.device).cuda_stream)
+        return int(self.torch._C._cuda_getCurrentRawStream(self.index))  # without an object around it
 
     def malloc(self, nbytes: int) -> int:
         """The address of memory outside torch's allocator: a handle of it, or a registration, names it and no more."""
@@ -83,7 +91,7 @@ class Gpu:
         """The same; `end` is called when its storage is gone, perhaps inside the garbage collector."""
         lease = _Pointer(pointer, nbytes)  # which the tensor's storage keeps
         tensor = self.torch.as_tensor(lease, device=self.device)
-        weakref.finalize(lease, end).atexit = False
+        lease.end = end
         return tensor
 
     def reads_from(self, uuid: str) -> bool:
@@ -134,6 +142,8 @@ class Leases:
     def _wait_and_call(self) -> bool:
         """What has ended since the last look, in one batch; False at the end of all."""
         ended = [self._ended.get()]
+        if ended[0] is not None:
+            time.sleep(CALM)
         while not self._ended.empty():
             ended.append(self._ended.get())
         with self._gpu.current():
@@ -173,9 +183,12 @@ class DeviceRelay(Relay[R]):
 
 
 class _Pointer:
-    """Memory that torch has not allocated, in the form in which it takes such."""
+    """Memory that torch has not allocated, in the form in which it takes such. `end` is called at its end."""
+
+    __slots__ = ("__cuda_array_interface__", "end")
 
     def __init__(self, pointer: int, nbytes: int) -> None:
+        self.end: Callable[[], object] | None = None
         self.__cuda_array_interface__ = {
             "shape": (nbytes,),
             "typestr": "|u1",
@@ -183,3 +196,7 @@ class _Pointer:
             "version": 3,
             "strides": None,
         }
+
+    def __del__(self) -> None:  # several times cheaper than a weakref.finalize
+        if self.end is not None:
+            self.end()
