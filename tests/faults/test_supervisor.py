@@ -90,7 +90,12 @@ def test_the_drain_time_is_kept_and_its_end_is_told(repository: Path, tmp_path: 
 def test_a_second_signal_stops_at_once(repository: Path, tmp_path: Path) -> None:
     with Serving(repository, tmp_path / "log") as serving:
         family = serving.family()
-        asking = threading.Thread(target=lambda: pytest.raises(OmniClientError, ask, serving, delay=60.0))
+
+        def asks() -> None:
+            with pytest.raises(OmniClientError):
+                ask(serving, delay=60.0)
+
+        asking = threading.Thread(target=asks)
         asking.start()
         time.sleep(1)
         serving.process.send_signal(signal.SIGINT)

@@ -39,8 +39,9 @@ class ExitStatus(enum.IntEnum):
 
 @dataclass(frozen=True)
 class Policy:
-    """`drain_s` seconds for requests in flight to end. `silence_s` seconds after which a server, or an orchestrator,
-    that gives no sign of life counts as stuck and is killed. More than `max_deaths` deaths within `window_s` seconds are a
+    """`drain_s` seconds for requests in flight to end.
+
+    A server, or an orchestrator, that gives no sign of life for `silence_s` seconds counts as stuck and is killed. More than `max_deaths` deaths within `window_s` seconds are a
     crash loop; the first new start waits `first_delay_s`, each further one twice as long."""
 
     drain_s: float = 30.0
@@ -100,6 +101,9 @@ class Supervisor:
                 was_ready = self._watch(server, orchestrators)
                 if self._stopping():
                     return self._drain(server, orchestrators)
+            except StopNow:
+                server.kill()
+                raise
             finally:
                 orchestrators.close()
                 server.stop()
