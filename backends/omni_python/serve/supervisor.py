@@ -41,8 +41,10 @@ class ExitStatus(enum.IntEnum):
 class Policy:
     """`drain_s` seconds for requests in flight to end.
 
-    A server, or an orchestrator, that gives no sign of life for `silence_s` seconds counts as stuck and is killed. More than `max_deaths` deaths within `window_s` seconds are a
-    crash loop; the first new start waits `first_delay_s`, each further one twice as long."""
+    A server, or an orchestrator, that gives no sign of life for `silence_s` seconds counts as stuck and is killed. More
+    than `max_deaths` deaths within `window_s` seconds are a crash loop; the first new start waits `first_delay_s`, each
+    further one twice as long.
+    """
 
     drain_s: float = 30.0
     max_deaths: int = 5
