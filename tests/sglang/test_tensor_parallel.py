@@ -62,12 +62,12 @@ def test_answers_equal_hugging_face(thinker: Child) -> None:
 
 
 def test_ranks_stay_together_where_rows_lose_their_slots(thinker: Child) -> None:
-    given = sampled(talks(5, 400), max_tokens=90, ignore_eos=True)
-    one = thinker.call(child.alone, given)
+    given = sampled(talks(6, 400), max_tokens=200, ignore_eos=True)
     before = thinker.call(child.retractions)
-    many = thinker.call(child.together, given)
+    one, other = thinker.call(child.together, given), thinker.call(child.together, dict(reversed(given.items())))
     assert thinker.call(child.retractions) > before
-    assert {name: ended.tokens for name, ended in one.items()} == {name: ended.tokens for name, ended in many.items()}
+    assert all(len(ended.tokens) == 200 for ended in one.values())
+    assert {name: ended.tokens for name, ended in one.items()} == {name: ended.tokens for name, ended in other.items()}
 
 
 def test_aborts_at_random_leave_nothing(thinker: Child) -> None:
