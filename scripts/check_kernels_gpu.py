@@ -377,32 +377,36 @@ def profile(graph: Any, name: str) -> None:
 def check_vocoder(bench: Bench) -> None:
     vocoder = load_code2wav(bench.config_path.parent, bench.config, BF16, DEVICE, "dummy")
     scheduler = Code2WavScheduler(vocoder, first_chunk_frames=4)
-    codes = {
-        (frames, batch): torch.randint(0, 1024, (batch, vocoder.groups, frames))
-        for frames in (2, 4, 9, 14, 30, 35)
+    windows = [(0, 2), (0, 4), (4, 14), (25, 31), (25, 35)]
+    given = {
+        (context, frames, batch): torch.randint(0, 1024, (batch, vocoder.groups, frames))
+        for context, frames in windows
         for batch in (1, 3, 8)
     }
     eager = {}
-    for shape, given in codes.items():
-        eager[shape] = vocoder.decode(given)
-        print(f"  frames, batch {shape}, eager: {wall(lambda c=given: vocoder.decode(c), 10):.2f} ms wall", flush=True)
+    for (context, frames, batch), codes in given.items():
+        eager[context, frames, batch] = vocoder.decode(codes, context)
+        whole = vocoder._module(codes.to(DEVICE))[:, 0].float().cpu()[:, -eager[context, frames, batch].shape[1] :]
+        taken = wall(partial(vocoder.decode, codes, context), 10)
+        print(f"  context {context}, frames {frames}, batch {batch}, eager: {taken:.2f} ms wall", flush=True)
+        expect("difference from the whole module", error(eager[context, frames, batch], whole), 1e-1)
     before = torch.cuda.memory_reserved()
     start = time.monotonic()
-    vocoder.prepare(scheduler.window_frames, 8)
+    vocoder.prepare(scheduler.windows, 8)
     grown = (torch.cuda.memory_reserved() - before) / 2**20
     print(
-        f"  sizes {scheduler.window_frames} captured in {time.monotonic() - start:.1f} s; "
+        f"  windows {scheduler.windows} captured in {time.monotonic() - start:.1f} s; "
         f"reserved memory grew by {grown:.0f} MiB"
     )
-    for shape, given in codes.items():
-        made = vocoder.decode(given)
-        taken = wall(lambda c=given: vocoder.decode(c), 30)
-        print(f"  frames, batch {shape}, captured: {taken:.2f} ms wall")
-        expect("difference from eager", error(made, eager[shape]), 5e-2)
-    for frames in (4, 35):
-        captured = vocoder._graphed._captured[(torch.Size((1, vocoder.groups, frames)),)]
-        print(f"  window of {frames} frames: {events(captured.graph.replay):.2f} ms on the device")
-        profile(captured.graph, f"the vocoder for {frames} frames")
+    for (context, frames, batch), codes in given.items():
+        made = vocoder.decode(codes, context)
+        taken = wall(partial(vocoder.decode, codes, context), 30)
+        print(f"  context {context}, frames {frames}, batch {batch}, captured: {taken:.2f} ms wall")
+        expect("difference from eager", error(made, eager[context, frames, batch]), 1e-1)
+    for context, frames, batch in ((0, 4, 1), (25, 35, 1), (25, 35, 8)):
+        graph = vocoder._graphed._captured[torch.Size((batch, vocoder.groups, frames)), ("context", context)].graph
+        print(f"  {batch} windows of {frames} frames: {events(graph.replay):.2f} ms on the device")
+        profile(graph, f"the vocoder for {batch} windows of {frames} frames")
 
 
 def check_streams(bench: Bench) -> None:

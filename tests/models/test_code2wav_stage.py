@@ -160,9 +160,9 @@ def test_many_requests_share_windows(vocoder: Code2Wav, run: list[Code2WavSchedu
     class Watched:
         sample_rate, samples_per_frame, trim = vocoder.sample_rate, vocoder.samples_per_frame, vocoder.trim
 
-        def decode(self, codes: torch.Tensor) -> torch.Tensor:
+        def decode(self, codes: torch.Tensor, context: int) -> torch.Tensor:
             sizes.append(len(codes))
-            return vocoder.decode(codes)
+            return vocoder.decode(codes, context)
 
     scheduler = Code2WavScheduler(Watched(), chunk_frames=4, max_batch=5)
     run.append(scheduler)
@@ -201,10 +201,10 @@ def test_a_vocoder_that_fails_fails_its_batch_alone(run: list[Code2WavScheduler]
     class Broken:
         sample_rate, samples_per_frame, trim = 24000, 10, 3
 
-        def decode(self, codes: torch.Tensor) -> torch.Tensor:
+        def decode(self, codes: torch.Tensor, context: int) -> torch.Tensor:
             if codes.min() < 0:
                 raise ValueError("negative code")
-            return torch.zeros(len(codes), codes.shape[2] * 10 - 3)
+            return torch.zeros(len(codes), (codes.shape[2] - context) * 10 - (0 if context else 3))
 
     scheduler = Code2WavScheduler(Broken(), chunk_frames=4)
     run.append(scheduler)
@@ -218,25 +218,29 @@ def test_a_vocoder_that_fails_fails_its_batch_alone(run: list[Code2WavScheduler]
     assert sum(len(p.samples) for p in outputs(scheduler, 1)["good"]) == 87
 
 
-def test_windows_padded_to_a_captured_size_have_their_own_samples() -> None:
-    prepared = load_code2wav(checkpoint(), model_config(checkpoint()), torch.float32, "cpu")
+@pytest.mark.parametrize("prepared", [False, True])
+def test_windows_have_the_samples_of_one_call(prepared: bool) -> None:
+    """After any number of frames before them, padded to a captured size or not."""
+    vocoder = load_code2wav(checkpoint(), model_config(checkpoint()), torch.float32, "cpu")
     with torch.inference_mode():
-        prepared.prepare([3, 9], max_batch=4)
-        for count, batch in ((1, 1), (3, 3), (4, 2), (9, 4), (11, 1), (2, 5)):
+        if prepared:
+            vocoder.prepare([(0, 3), (0, 9), (25, 30)], max_batch=4)
+        for context, count, batch in ((0, 1, 1), (0, 4, 3), (0, 11, 1), (5, 8, 2), (25, 28, 3), (25, 30, 5)):
             frames = [random_frames(count, seed=count + row) for row in range(batch)]
-            audio = prepared.decode(torch.stack([codes.T for codes in frames])).numpy()
-            np.testing.assert_allclose(audio, np.stack([one_call(codes) for codes in frames]), atol=1e-4)
+            audio = vocoder.decode(torch.stack([codes.T for codes in frames]), context).numpy()
+            given = slice(context * PER_FRAME - TRIM if context else 0, None)
+            np.testing.assert_allclose(audio, np.stack([one_call(codes)[given] for codes in frames]), atol=1e-4)
 
 
-def test_the_lengths_of_windows_are_known_before(run: list[Code2WavScheduler], vocoder: Code2Wav) -> None:
-    lengths: list[int] = []
+def test_the_windows_are_known_before(run: list[Code2WavScheduler], vocoder: Code2Wav) -> None:
+    seen: list[tuple[int, int]] = []
 
     class Watched:
         sample_rate, samples_per_frame, trim = vocoder.sample_rate, vocoder.samples_per_frame, vocoder.trim
 
-        def decode(self, codes: torch.Tensor) -> torch.Tensor:
-            lengths.append(codes.shape[2])
-            return torch.zeros(len(codes), codes.shape[2] * self.samples_per_frame - self.trim)
+        def decode(self, codes: torch.Tensor, context: int) -> torch.Tensor:
+            seen.append((context, codes.shape[2]))
+            return torch.zeros(len(codes), 1)
 
     scheduler = Code2WavScheduler(Watched(), chunk_frames=5, left_context=12, first_chunk_frames=2)
     run.append(scheduler)
@@ -244,5 +248,5 @@ def test_the_lengths_of_windows_are_known_before(run: list[Code2WavScheduler], v
         scheduler.inbox.put(message)
     scheduler.start()
     outputs(scheduler, 1)
-    assert scheduler.window_frames == [2, 7, 12, 17]
-    assert lengths == [2, 7, 12, 17, 17, 17, 17]
+    assert scheduler.windows == [(0, 2), (2, 7), (7, 12), (12, 17)]
+    assert seen == [*scheduler.windows, *[(12, 17)] * 3]

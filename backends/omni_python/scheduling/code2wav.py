@@ -22,14 +22,15 @@ class Vocoder(Protocol):
     """Decodes n frames, `codes` int64 [B, G, n], to float32 [B, n * samples_per_frame - trim] on the CPU.
 
     `trim` samples at the end of a window depend on the frame that follows it and are not given; a frame must not
-    reach further back than that.
+    reach further back than that. Where the first `context` frames were decoded before, given are the samples that
+    come after those: [B, (n - context) * samples_per_frame].
     """
 
     sample_rate: int
     samples_per_frame: int
     trim: int
 
-    def decode(self, codes: torch.Tensor) -> torch.Tensor: ...
+    def decode(self, codes: torch.Tensor, context: int) -> torch.Tensor: ...
 
 
 @runtime_checkable
@@ -114,13 +115,15 @@ class Code2WavScheduler(LoopScheduler):
         self._speeches: dict[str, _Speech] = {}
 
     @property
-    def window_frames(self) -> list[int]:
-        """The lengths of a streamed answer's windows, but for the last one."""
-        sizes, decoded = [self._first_chunk_frames], self._first_chunk_frames
-        while decoded - self._chunk_frames < self._left_context:
-            sizes.append(min(self._left_context, decoded) + self._chunk_frames)
+    def windows(self) -> list[tuple[int, int]]:
+        """Frames of context, and in all, of a streamed answer's windows; the last one may be shorter."""
+        decoded = self._first_chunk_frames
+        windows = [(0, decoded)]
+        while windows[-1][0] < self._left_context:
+            context = min(self._left_context, decoded)
+            windows.append((context, context + self._chunk_frames))
             decoded += self._chunk_frames
-        return sizes
+        return windows
 
     def stats(self) -> Mapping[str, int]:
         return {"running": len(self._speeches)}
@@ -146,14 +149,14 @@ class Code2WavScheduler(LoopScheduler):
             self._give(speech, np.zeros(0, np.float32))
 
     def work(self) -> bool:
-        by_length: dict[int, list[_Window]] = {}
+        alike: dict[tuple[int, int], list[_Window]] = {}
         for speech in self._speeches.values():
             if (window := self._next_window(speech)) is not None:
-                by_length.setdefault(window.codes.shape[1], []).append(window)
-        for windows in by_length.values():
+                alike.setdefault((window.context, window.new), []).append(window)
+        for windows in alike.values():
             for start in range(0, len(windows), self._max_batch):
                 self._decode(windows[start : start + self._max_batch])
-        return bool(by_length)
+        return bool(alike)
 
     def _next_window(self, speech: _Speech) -> _Window | None:
         waiting = speech.received - speech.decoded
@@ -171,17 +174,16 @@ class Code2WavScheduler(LoopScheduler):
 
     def _decode(self, windows: list[_Window]) -> None:
         try:
-            audio = self._vocoder.decode(torch.stack([window.codes for window in windows])).numpy()
+            codes = torch.stack([window.codes for window in windows])
+            audio = self._vocoder.decode(codes, windows[0].context).numpy()
         except Exception as error:
             logger.exception("decoding %d windows failed", len(windows))
             for window in windows:
                 self.fail(window.speech.request_id, error)
             return
-        per_frame, trim = self._vocoder.samples_per_frame, self._vocoder.trim
         for window, samples in zip(windows, audio, strict=True):
-            seam = window.context * per_frame - trim if window.context else 0
             window.speech.decoded += window.new
-            self._give(window.speech, samples[seam:])
+            self._give(window.speech, samples)
 
     def _give(self, speech: _Speech, samples: np.ndarray) -> None:
         finished = speech.complete and speech.decoded == speech.received

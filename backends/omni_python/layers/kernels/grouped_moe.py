@@ -21,14 +21,15 @@ _ROUTED = 4
 class Tiles:
     """Of one program: outputs, inputs read at a time, and how many such reads are under way; warps."""
 
-    outputs: int = 64
+    outputs: int = 128
     inputs: int = 128
     stages: int = 3
     warps: int = 4
 
 
 GATE_UP = Tiles()
-DOWN = Tiles()
+DOWN = Tiles(warps=8)
+"""The fastest of 16 tried on an H100 at 64 rows, by up to 7 %; at 512 rows all are within 5 %."""
 
 
 @dataclass(frozen=True)
@@ -64,9 +65,10 @@ def mix_grouped(x: torch.Tensor, eps: float, weights: MoEWeights) -> torch.Tenso
         gated = out is activated
         in_size, out_size = source.shape[1], out.shape[1]
         block_n, block_k = divisor(out_size, tiles.outputs), divisor(in_size, tiles.inputs)
+        warps = 8 if block_m == 64 else tiles.warps
         _through_experts[(out_size // block_n, experts)](
             source, weight, out, *common,
-            in_size, out_size, gated, block_m, block_n, block_k, OVERLAPPED, **options(tiles.warps, tiles.stages),
+            in_size, out_size, gated, block_m, block_n, block_k, OVERLAPPED, **options(warps, tiles.stages),
         )  # fmt: skip
     block_n = divisor(hidden, 256)
     _add_choices[(rows, hidden // block_n)](
@@ -90,7 +92,7 @@ def group(logits: torch.Tensor, weights: MoEWeights) -> Groups:
         _ROUTED, triton.next_power_of_2(routed), triton.next_power_of_2(max(1, always)), OVERLAPPED, **options(4),
     )  # fmt: skip
     _collect[(experts,)](
-        places, members, counts, rows, experts, choices, triton.next_power_of_2(rows), OVERLAPPED, **options(1)
+        places, members, counts, rows, experts, choices, max(16, triton.next_power_of_2(rows)), OVERLAPPED, **options(1)
     )
     return Groups(members, counts, shares, choices)
 

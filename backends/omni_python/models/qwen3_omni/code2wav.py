@@ -38,39 +38,62 @@ class Code2Wav:
         # `upsampling_ratios` have kernel = stride and lose nothing.
         rates = config.upsample_rates
         self.trim = sum(rate * math.prod(rates[index + 1 :]) for index, rate in enumerate(rates))
-
         self._graphed = GraphedOnCuda(self._forward)
-        self._sizes: list[int] = []
+        self._windows: list[tuple[int, int]] = []
         self._max_batch = 0
 
     @torch.no_grad()
-    def prepare(self, sizes: Sequence[int], max_batch: int) -> None:
-        """Capture, on a GPU, the decoding of windows of `sizes` frames, of up to `max_batch` at once.
-
-        Shorter windows are then padded to the next size and number.
-        """
-        self._sizes, self._max_batch = sorted(set(sizes)), max_batch
-        for size in reversed(self._sizes):  # the largest first: the others then find room in its memory
+    def prepare(self, windows: Sequence[tuple[int, int]], max_batch: int) -> None:
+        """Capture, on a GPU, the decoding of `windows`, each of so many frames of context and so many in all, of up to
+        `max_batch` at once. Shorter windows of the same context are then padded to the next size and number."""
+        self._windows, self._max_batch = sorted(set(windows)), max_batch
+        for context, frames in reversed(self._windows):  # the largest first: others then find room in its memory
             batch = 1 << (max_batch - 1).bit_length()
             while batch:
-                self._graphed(torch.zeros(batch, self.groups, size, dtype=torch.int64, device=self._weight.device))
+                codes = torch.zeros(batch, self.groups, frames, dtype=torch.int64, device=self._weight.device)
+                self._graphed(codes, context=context)
                 batch //= 2
 
-    def decode(self, codes: torch.Tensor) -> torch.Tensor:
-        """`codes` int64 [B, groups, n] with n > 0 -> float32 [B, n * samples_per_frame - trim] in -1..1, on the CPU."""
+    def decode(self, codes: torch.Tensor, context: int = 0) -> torch.Tensor:
+        """`codes` int64 [B, groups, n] with n > `context`, frames that were decoded before -> the samples after those
+        of the frames before: float32 [B, n * samples_per_frame - trim] in -1..1 where there are none, else
+        [B, (n - context) * samples_per_frame]. On the CPU."""
         batch, _, frames = codes.shape
         codes = codes.to(self._weight.device)
-        size = next((size for size in self._sizes if size >= frames), None)
+        size = next((size for before, size in self._windows if before == context and size >= frames), None)
         if size is None or batch > self._max_batch:
-            (audio,) = self._forward(codes)
+            (audio,) = self._forward(codes, context)
             return audio.cpu()
         # All layers are causal up to the samples of `trim`, so what is appended changes nothing.
         together = 1 << (batch - 1).bit_length()
-        (audio,) = self._graphed(F.pad(codes, (0, size - frames, 0, 0, 0, together - batch)))
-        return audio[:batch, : frames * self.samples_per_frame - self.trim].cpu()
+        (audio,) = self._graphed(F.pad(codes, (0, size - frames, 0, 0, 0, together - batch)), context=context)
+        return audio[:batch, : (frames - context) * self.samples_per_frame - (0 if context else self.trim)].cpu()
 
-    def _forward(self, codes: torch.Tensor) -> tuple[torch.Tensor]:
-        return (self._module(codes)[:, 0].float(),)
+    def _forward(self, codes: torch.Tensor, context: int) -> tuple[torch.Tensor]:
+        """The module's own layers, the last and costliest of which only see the columns that the samples need."""
+        module = self._module
+        hidden = module.code_embedding(codes + module.code_offset).mean(1)
+        hidden = module.pre_transformer(inputs_embeds=hidden).last_hidden_state.transpose(1, 2)
+        for block in (block for blocks in module.upsample for block in blocks):
+            hidden = block(hidden)
+        first_sample = max(0, context * self.samples_per_frame - self.trim)
+        first = self._first_column(first_sample)
+        hidden = hidden[..., first:].contiguous()
+        for block in module.decoder:
+            hidden = block(hidden)
+        before = first_sample - first * math.prod(module.config.upsample_rates)
+        return (hidden[:, 0, before:].clamp(-1, 1).float(),)
+
+    def _first_column(self, sample: int) -> int:
+        """The first column of the decoder's input on which `sample`, or a later one, depends."""
+        begin, *blocks, _, end = self._module.decoder
+        at: int = sample - end.padding
+        for stage in reversed(blocks):
+            _, upsampled, *units = stage.block
+            at -= sum(unit.conv1.padding + unit.conv2.padding for unit in units)
+            # Of an output, cut at the left by one stride, the first input is the one that stands at it.
+            at //= upsampled.conv.stride[0]
+        return max(0, at - begin.padding)
 
 
 def load_code2wav(

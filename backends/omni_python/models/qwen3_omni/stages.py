@@ -182,7 +182,7 @@ def create_code2wav(
     vocoder = load_code2wav(model_path, model_config(model_path), torch_dtype, device, load_format)
     scheduler = Code2WavScheduler(vocoder, chunk_frames, left_context, first_chunk_frames, max_batch=max_batch)
     if gpu_id is not None:
-        vocoder.prepare(scheduler.window_frames, max_batch)
+        vocoder.prepare(scheduler.windows, max_batch)
     return _on_own_stream(scheduler, device, priority=0)
 
 
