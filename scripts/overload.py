@@ -15,7 +15,7 @@ import sys
 import tempfile
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -87,16 +87,14 @@ def closed_loop(client: OmniClient, delay: float, seconds: float = 5.0) -> float
 
 
 def open_loop(client: OmniClient, args: argparse.Namespace, rate: float) -> list[End]:
-    ends = []
+    asked: list[Future[End]] = []
     start = time.monotonic()
     with ThreadPoolExecutor(int(rate * args.deadline)) as pool:
-        asked = []
         while (now := time.monotonic() - start) < args.seconds:
             while len(asked) < now * rate:
                 asked.append(pool.submit(ask, client, args.delay, args.deadline))
             time.sleep(0.002)
-        ends = [one.result() for one in asked]
-    return ends
+        return [one.result() for one in asked]
 
 
 def report(ends: list[End], peak: float, args: argparse.Namespace) -> int:

@@ -13,7 +13,7 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 from omni_python.glue.request import ParsedRequest
-from omni_python.proto.errors import ErrorCode, OmniError
+from omni_python.proto.errors import ErrorCode, OmniError, Unavailable
 from omni_python.proto.payload import AudioOutput, Payload, TextOutput
 
 _FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
@@ -46,6 +46,7 @@ class TritonSink:
         self._sender = sender
         self._ending_lock = threading.Lock()
         self._ended = False
+        self._lost: OmniError | None = None  # why a response could not be sent: the answer has a hole
         self._stream = parsed.request.stream
         self._audio_format = parsed.audio_format
         self._text: list[str] = []
@@ -70,6 +71,17 @@ class TritonSink:
             self._ending_lock.release()
 
     def chunk(self, payload: Payload) -> None:
+        """Raises what Triton raises where it cannot take the response (its shared memory may be full); the request then
+        ends with an error instead of an answer with a hole."""
+        if self._lost is not None:
+            return
+        try:
+            self._take(payload)
+        except Exception as error:
+            self._lost = Unavailable(f"a response could not be sent: {error}")
+            raise
+
+    def _take(self, payload: Payload) -> None:
         if isinstance(payload, AudioOutput):
             self._sample_rate = payload.sample_rate
             self._samples += len(payload.samples)
@@ -86,6 +98,16 @@ class TritonSink:
         self.chunk(payload)
 
     def finish(self) -> None:
+        if self._lost is not None:
+            self.fail(self._lost)
+            return
+        try:
+            self._send_end()
+        except Exception as error:  # an error is small, and may still get through
+            send_error(self._sender, Unavailable(f"the answer could not be sent: {error}"))
+            raise
+
+    def _send_end(self) -> None:
         tensors = []
         if not self._stream:
             if self._text_end is not None:

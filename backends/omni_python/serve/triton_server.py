@@ -28,6 +28,7 @@ _STARTS = 3
 _LOST_LOCK = "boost::interprocess::lock_exception"
 _KILL_MARGIN_S = 5.0  # past the server's own exit timeout
 _CONTROL_MARGIN_S = 30.0  # past the time that a stub has to start
+_STUB_REGION = 4 << 20  # 1 MiB at the start, which grows in steps of 1 MiB with the responses in flight
 _LIVE_TIMEOUT_S = 2.0
 _PR_SET_PDEATHSIG = 1  # prctl(2)
 
@@ -92,6 +93,17 @@ class ServerOptions:
                     f"cannot listen on {self.host}:{port} for {name}: {os.strerror(error.errno or 0)}"
                 ) from None
 
+    def check_shared_memory(self, free: int | None = None) -> None:
+        """Raise ServerSetupError where /dev/shm has not the `free` bytes for the regions of all stubs, which would fail
+        to start, or lose responses later, each in its own way."""
+        models = len(list(self.model_repository.glob("*/config.pbtxt")))
+        free = shutil.disk_usage(SHARED_MEMORY).free if free is None else free
+        if free < models * _STUB_REGION:
+            raise ServerSetupError(
+                f"{SHARED_MEMORY} has {free >> 20} MiB free, and {models} models need {models * _STUB_REGION >> 20}: "
+                "make it larger (docker run --shm-size=1g; in Kubernetes an emptyDir of medium Memory)"
+            )
+
     def command(self, installation: Installation) -> list[str]:
         """The command line of `installation`'s server."""
         return [
@@ -153,6 +165,7 @@ class TritonServer:
         installation = find_installation()
         options = options.resolved()
         options.check_ports()
+        options.check_shared_memory()
         folder = Path(tempfile.mkdtemp(prefix="omni-server-"))
         log = log or folder / "tritonserver.log"
         with contextlib.nullcontext() if supervised else log.open("wb") as output:
