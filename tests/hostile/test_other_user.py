@@ -93,6 +93,7 @@ def test_another_user_cannot_attach(noop_server: TritonServer) -> None:
     (folder / "new").unlink()
 
 
+@pytest.mark.timeout(240)
 def test_a_second_server_of_the_same_user_disturbs_none(
     noop_server: TritonServer, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
