@@ -107,10 +107,13 @@ def test_the_death_of_a_replica_leaves_the_others_alone(server: TritonServer, pr
         thread.start()
     time.sleep(0.5)
     os.kill(before[victim], signal.SIGKILL)
-    end = time.monotonic() + 15
+    time.sleep(0.3)
+    before_return = good[0]
+    end = time.monotonic() + 40
     while stubs(server).get(victim, before[victim]) == before[victim]:
         assert time.monotonic() < end, "not restarted"
         time.sleep(0.1)
+    assert good[0] > before_return, "nobody was served while the dead instance was replaced"
     time.sleep(1.0)
     stopping.set()
     for thread in threads:

@@ -18,6 +18,7 @@ import triton_python_backend_utils as pb_utils
 
 from omni_python.config.topology import Topology
 from omni_python.control.back_off import BackOff
+from omni_python.glue.repository import load_model, unload_model
 
 MAX_DEATHS = 5
 """Deaths of one process within `WINDOW` seconds after which it is not brought back again: a crash loop."""
@@ -117,7 +118,7 @@ class ModelReloader:
             return
         start = time.monotonic()
         model = self._groups[process].triton_model
-        pb_utils.unload_model(model)
+        unload_model(model)
         while pb_utils.is_model_ready(model) and time.monotonic() - start < UNLOAD_TIMEOUT:
             time.sleep(0.01)
         self._instances[process] = set()
@@ -125,9 +126,9 @@ class ModelReloader:
     def _load(self, process: str, replicas: set[int]) -> None:
         group = self._groups[process]
         if group.replicas == 1:
-            pb_utils.load_model(group.triton_model)
+            load_model(group.triton_model)
         else:
             from omni_python.config.compile import model_with_replicas  # brings gRPC with it, seldom needed here
 
-            pb_utils.load_model(group.triton_model, config=model_with_replicas(self._topology, group, replicas))
+            load_model(group.triton_model, config=model_with_replicas(self._topology, group, replicas))
         self._instances[process] = replicas

@@ -48,6 +48,9 @@ from omni_python.relay.base import RelaySettings
 CANCEL_POLL = 0.02
 """Seconds between looks at whether clients are still there (one look costs Triton about 30 us a request)."""
 
+HELD_UP = 3.0
+"""Seconds without a look at heartbeats (one is due each second at least) that cannot be held against the others."""
+
 REPORT_TIME = 0.1
 """Seconds past a deadline in which a stage may tell that it has dropped the request, before the coordinator ends it."""
 
@@ -113,6 +116,7 @@ class Coordinator:
         self._draining = False
         self._next_sign = 0.0
         self._heard: dict[int, float] = {}  # epoch -> when it last registered
+        self._checked = time.monotonic()  # when heartbeats were last looked at
         self._leaving: dict[int, Peer] = {}  # epoch -> a process whose model is being unloaded
         self._broken: dict[int, str] = {}  # epoch -> what a process said that cannot go on
         self._departed: set[int] = set()  # epochs of processes that were told goodbye
@@ -406,6 +410,9 @@ class Coordinator:
     def _check_heartbeats(self) -> None:
         """A process that has not registered for long is stuck: it is killed, and then recovered like any dead one."""
         now = time.monotonic()
+        held_up, self._checked = now - self._checked, now
+        if held_up > HELD_UP:  # this process was: nobody's heartbeats could be heard meanwhile
+            self._heard = {epoch: heard + held_up for epoch, heard in self._heard.items()}
         for epoch, heard in list(self._heard.items()):
             if now - heard > self.limits.silence:
                 log.error("a stage process has been silent for %.0f s and is killed", now - heard)

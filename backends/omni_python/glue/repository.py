@@ -1,0 +1,70 @@
+"""Loads and unloads models of the server that this stub belongs to, while other threads go on.
+
+Triton's own call for Python models (`pb_utils.load_model`, 24.10 seen) holds the interpreter's lock until the model is
+loaded: for minutes, the orchestrator would hear and answer nobody. So the server is asked over its HTTP port where it
+has one, and by that call where not.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import logging
+import os
+from pathlib import Path
+
+import triton_python_backend_utils as pb_utils
+
+TIMEOUT = 3600.0
+"""Seconds for a model to load."""
+
+log = logging.getLogger(__name__)
+
+
+def load_model(model: str, config: str = "") -> None:
+    """Load a model, or change one to the configuration `config` (JSON). Raises what tells why it cannot be loaded."""
+    if not _ask(model, "load", {"parameters": {"config": config}} if config else {}):
+        pb_utils.load_model(model, config=config)
+
+
+def unload_model(model: str) -> None:
+    """Begin to unload a model."""
+    if not _ask(model, "unload", {}):
+        pb_utils.unload_model(model)
+
+
+def _ask(model: str, what: str, body: dict[str, object]) -> bool:
+    """Whether the server did it; False where its HTTP port is not to be had. Raises RuntimeError where it refused."""
+    address = _http_address(Path(f"/proc/{os.getppid()}/cmdline").read_bytes().decode(errors="replace").split("\0"))
+    if address is None:
+        return False
+    connection = http.client.HTTPConnection(*address, timeout=TIMEOUT)
+    try:
+        connection.request("POST", f"/v2/repository/models/{model}/{what}", json.dumps(body))
+        response = connection.getresponse()
+        text = response.read().decode(errors="replace")
+    except OSError as error:
+        log.warning(
+            "no answer from the server's HTTP port (%s): the orchestrator stops while it loads %s", error, model
+        )
+        return False
+    finally:
+        connection.close()
+    if response.status in (403, 404):  # somebody restricted this part of the API
+        return False
+    if response.status != 200:
+        raise RuntimeError(text)
+    return True
+
+
+def _http_address(command: list[str]) -> tuple[str, int] | None:
+    """Host and port of the HTTP service of a tritonserver with this command line; None where it has none."""
+    options: dict[str, str] = {}
+    for word, following in zip(command, [*command[1:], ""], strict=True):
+        name, equals, value = word.partition("=")
+        if name.startswith("--"):
+            options[name] = value if equals else following
+    if options.get("--allow-http", "true").lower() in ("false", "0"):
+        return None
+    host = options.get("--http-address", "127.0.0.1")
+    return ("127.0.0.1" if host == "0.0.0.0" else host), int(options.get("--http-port", "8000"))
