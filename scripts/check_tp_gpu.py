@@ -61,7 +61,8 @@ def main() -> None:
 def passes(way: Way) -> bool:
     """One after the other: the ranks of one fill the GPUs, and end with its process."""
     context = multiprocessing.get_context("spawn")
-    process = context.Process(target=run, args=(way, context.Lock()))
+    turn = context.Lock()  # ends with its last reference
+    process = context.Process(target=run, args=(way, turn))
     process.start()
     process.join(WAY_TIMEOUT)
     if process.is_alive():
