@@ -1,6 +1,6 @@
 """Whether stages on several GPUs work: the tiny thinker and talker, then all of them in tritonserver, then timings.
 
-    PYTHONPATH=.:backends python3 scripts/check_tp_gpu.py [--gpus 0,1] [--published DIR] [--only WORD] [--no-server]
+    PYTHONPATH=.:backends python3 scripts/check_tp_gpu.py [--gpus 0,1] [--published DIR] [--only WORD] [--server only]
 
 As `check_sglang_gpu.py`, on as many ranks as `--gpus` names: each way in a process of its own, compared with engine
 "torch" on the CPU in float32 (bfloat16 may part where two tokens are nearly as likely), then timed. In tritonserver the
@@ -43,14 +43,14 @@ def main() -> None:
     parser.add_argument("--cpu", action="store_true", help="two ranks on the CPU, in float32")
     parser.add_argument("--only", default="", help="run ways whose title contains this")
     parser.add_argument("--published", type=Path, help="a directory with config.json and a tokenizer")
-    parser.add_argument("--no-server", action="store_true")
+    parser.add_argument("--server", choices=("also", "only", "no"), default="also", help="what runs in tritonserver")
     args = parser.parse_args()
     gpus = [] if args.cpu else [int(gpu) for gpu in args.gpus.split(",")]
-    ways = list(tiny_ways(gpus))
-    if args.published:
+    ways = [] if args.server == "only" else list(tiny_ways(gpus))
+    if args.published and args.server != "only":
         ways += list(published_ways(str(args.published), gpus))
     failed = [way.title for way in ways if args.only in way.title and not passes(way)]
-    if not args.no_server and args.only in "server":
+    if args.server != "no":
         for dtype in ("float32", "bfloat16") if gpus else ("float32",):
             if not tried(f"server {dtype}", lambda dtype=dtype: check_server(gpus, dtype)):
                 failed.append(f"server {dtype}")
