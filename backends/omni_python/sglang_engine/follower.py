@@ -46,7 +46,6 @@ def main() -> None:
     os._exit(status)  # communicators may wait for other ranks in their destructors
 
 
-@torch.inference_mode()
 def _follow(link: Link) -> None:
     launch = link.expect(Launch)
     config = launch.engine_config()
@@ -54,7 +53,9 @@ def _follow(link: Link) -> None:
         torch.cuda.set_device(config.gpu_id)
     import_sglang(config.gpu_id)
     link.send(Joined())
-    FollowingEngine(config, link).run()
+    engine = FollowingEngine(config, link)
+    with torch.inference_mode():
+        engine.run()
 
 
 def _die_with(parent: int) -> None:
