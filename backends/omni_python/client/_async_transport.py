@@ -40,12 +40,18 @@ class AsyncTransport:
         request = _protocol.infer_request(model, inputs)
         call = self._stub.ModelStreamInfer(iter((request,)), metadata=_protocol.METADATA)
         answered = False
+        refused = ""
         try:
+            # Read to the end even after an error, which is the last response: cancelling a call whose request is over
+            # can crash Triton's gRPC front (24.10: a segmentation fault after some hundreds of refusals).
             async for reply in call:
                 if reply.error_message:
-                    raise await self._refusal(model, reply.error_message.rstrip(". "))
+                    refused = reply.error_message.rstrip(". ")
+                    continue
                 answered = True
                 yield _protocol.infer_outputs(reply.infer_response)
+            if refused:
+                raise await self._refusal(model, refused)
         except grpc.RpcError as error:
             raise _protocol.failure(error, self.url, answered, await self._is_alive()) from None
         finally:
