@@ -85,8 +85,15 @@ class Serving:
     def server(self) -> psutil.Process:
         return next(child for child in self.family() if "tritonserver" in child.name())
 
-    def stub(self, model: str) -> psutil.Process:
-        return next(child for child in self.family() if name_of(child) == model)
+    def stub(self, model: str, timeout: float = 60.0) -> psutil.Process:
+        """A model's process, as soon as there is one."""
+        end = time.monotonic() + timeout
+        while True:
+            for child in self.family():
+                if name_of(child) == model:
+                    return child
+            assert time.monotonic() < end, f"no process of {model}:\n{self.said()[-3000:]}"
+            time.sleep(0.1)
 
     def held(self) -> dict[str, Counter[str]]:
         """File descriptors and threads by process, shared-memory regions and socket directories of this server."""
