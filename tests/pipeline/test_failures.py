@@ -161,7 +161,7 @@ def test_draining_refuses_new_requests_and_lets_running_ones_end(line: Pipeline,
     _, running_one = line.submit(delay=0.3)
     process = line.processes["a"]
     process._endpoint.send(0, DrainMessage(0))
-    wait_until(lambda: read_life_signs(directory)["noop_line"].sign.draining)
+    wait_until(lambda: any(found.sign.draining for found in read_life_signs(directory).values()))
     assert read_life_signs(directory)["noop_line"].sign.requests == 1
     with pytest.raises(Unavailable, match="shutting down"):
         line.submit()
