@@ -7,6 +7,8 @@ streams codec frames to code2wav.
 
 from __future__ import annotations
 
+from pydantic import JsonValue
+
 from omni_python.config.memory import MEMORY_FRACTION
 from omni_python.config.schema import PipelineConfig, StageConfig
 
@@ -17,7 +19,7 @@ _SHARES = {"image_encoder": 0.04, "audio_encoder": 0.025, "thinker": 0.785, "tal
 57 GiB of the thinker, 6.8 of the talker, 2.2 of the encoders and 0.4 of the vocoder. On the CPU they say nothing."""
 
 
-def _share(stage: str) -> dict[str, float]:
+def _share(stage: str) -> dict[str, JsonValue]:
     return {MEMORY_FRACTION: _SHARES[stage]}
 
 
