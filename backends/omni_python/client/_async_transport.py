@@ -38,12 +38,10 @@ class AsyncTransport:
         Raises a subclass of `RequestFailed` with the server's message, `ServerUnreachable`, `ConnectionLost`.
         """
         request = _protocol.infer_request(model, inputs)
-        call = self._stub.ModelStreamInfer(iter((request,)), metadata=_protocol.METADATA)
+        call = self._stub.ModelStreamInfer(iter((request,)))
         answered = False
         refused = ""
         try:
-            # Read to the end even after an error, which is the last response: cancelling a call whose request is over
-            # can crash Triton's gRPC front (24.10: a segmentation fault after some hundreds of refusals).
             async for reply in call:
                 if reply.error_message:
                     refused = reply.error_message.rstrip(". ")
@@ -51,7 +49,7 @@ class AsyncTransport:
                 answered = True
                 yield _protocol.infer_outputs(reply.infer_response)
             if refused:
-                raise await self._refusal(model, refused)
+                raise _protocol.refusal(refused) or await self._refusal(model, refused)
         except grpc.RpcError as error:
             raise _protocol.failure(error, self.url, answered, await self._is_alive()) from None
         finally:

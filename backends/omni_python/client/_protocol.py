@@ -27,9 +27,6 @@ from omni_python.client._errors import (
     UnknownPipeline,
 )
 
-METADATA = (("triton_grpc_error", "true"),)
-"""Asks the server (24.08 and later) to end a stream that fails with the error's own status code."""
-
 LOOK_UP_S = 5.0
 """Patience for the small calls, which a healthy server answers in milliseconds."""
 
@@ -37,13 +34,23 @@ _ANY_LENGTH = -1
 _LOCAL = (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.INVALID_ARGUMENT)
 """What gRPC itself says of a message that cannot be sent."""
 
-_FAILURES: dict[grpc.StatusCode, type[RequestFailed]] = {
+_STATUS_FAILURES: dict[grpc.StatusCode, type[RequestFailed]] = {
     grpc.StatusCode.INVALID_ARGUMENT: InvalidRequest,
     grpc.StatusCode.RESOURCE_EXHAUSTED: InvalidRequest,  # a message beyond the server's bounds
     grpc.StatusCode.UNIMPLEMENTED: NotSupported,
     grpc.StatusCode.UNAVAILABLE: Unavailable,
-    grpc.StatusCode.DEADLINE_EXCEEDED: DeadlineExceeded,
 }
+
+_FAILURES: dict[str, type[RequestFailed]] = {
+    "INVALID_ARGUMENT": InvalidRequest,
+    "UNSUPPORTED": NotSupported,
+    "UNAVAILABLE": Unavailable,
+    "DEADLINE_EXCEEDED": DeadlineExceeded,
+    "NOT_FOUND": RequestFailed,
+    "CANCELLED": RequestFailed,
+    "INTERNAL": RequestFailed,
+}
+"""By the code with which the pipelines begin their messages: streams carry the message alone."""
 
 
 def channel_options(url: str) -> list[tuple[str, int]]:
@@ -91,12 +98,19 @@ def unknown_pipeline(message: str, url: str, ready: Sequence[str]) -> UnknownPip
     return UnknownPipeline(f"{message.rstrip('. ')}; pipelines ready at {url}: {', '.join(ready) or 'none'}")
 
 
+def refusal(message: str) -> RequestFailed | None:
+    """The error that a pipeline answered with; None for a message that is Triton's own."""
+    code, _, text = message.partition(": ")
+    kind = _FAILURES.get(code)
+    return kind(text) if kind is not None else None
+
+
 def failure(error: grpc.RpcError, url: str, answered: bool, alive: bool) -> OmniClientError:
     """The error of a call that ended with a status; `answered` if a response came before. `alive` tells whether the
     server answers now: the status alone does not, UNAVAILABLE is both "overloaded" and "nobody listens"."""
     code, details = error.code(), " ".join(str(error.details()).split())
     if alive or code in _LOCAL:
-        return _FAILURES.get(code, RequestFailed)(details)
+        return _STATUS_FAILURES.get(code, RequestFailed)(details)
     if answered:
         return ConnectionLost(f"lost the connection to {url} in the middle of the answer: {details}")
     return ServerUnreachable(f"no Triton server answers at {url} (its gRPC port): {details}")

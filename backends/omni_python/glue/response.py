@@ -29,8 +29,11 @@ _CODES = {
 
 
 def send_error(sender: Any, error: OmniError) -> None:
-    """End a request with an error."""
-    triton_error = pb_utils.TritonError(str(error), _CODES[error.code])
+    """End a request with an error.
+
+    Its message begins with the code's name, since gRPC streams carry no codes: asked for them (`triton_grpc_error`),
+    Triton 24.10 crashes after some hundreds of errors."""
+    triton_error = pb_utils.TritonError(f"{error.code.name}: {error}", _CODES[error.code])
     sender.send(pb_utils.InferenceResponse(error=triton_error), flags=_FINAL)
 
 
