@@ -1,10 +1,10 @@
-"""A real tritonserver whose thinker and talker both run on SGLang, each in its own stub process."""
+"""A real tritonserver whose thinker and talker both run on SGLang, each in its own stub process: everything that
+tests/e2e asks of the pipeline holds there, too."""
 
 from __future__ import annotations
 
 import importlib.util
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -14,8 +14,28 @@ from omni_python.client import Answer, OmniClient
 from omni_python.config.compile import compile_pipeline
 from omni_python.models.qwen3_omni.config import Qwen3OmniSpeechPipelineConfig
 from omni_python.serve.triton_server import ServerOptions, TritonServer
+from tests.e2e.test_cancel import test_grpc, test_http_disconnect, test_two_hundred_random_cancellations_leave_nothing
+from tests.e2e.test_oracle import (
+    WAVE_TOLERANCE,
+    test_a_seed_makes_sampling_reproducible,
+    test_a_text_only_request_never_reaches_the_speech_stages,
+    test_greedy_answers_equal_the_oracles,
+    test_sixteen_mixed_requests_at_once_give_what_each_gives_alone,
+    test_streams_equal_the_oracles,
+)
+from tests.e2e.test_streaming import SAMPLES_PER_FRAME, TRIMMED
 from tests.models import tiny_model
-from tests.oracle.cases import CASES, load_case
+
+__all__ = [
+    "test_a_seed_makes_sampling_reproducible",
+    "test_a_text_only_request_never_reaches_the_speech_stages",
+    "test_greedy_answers_equal_the_oracles",
+    "test_grpc",
+    "test_http_disconnect",
+    "test_sixteen_mixed_requests_at_once_give_what_each_gives_alone",
+    "test_streams_equal_the_oracles",
+    "test_two_hundred_random_cancellations_leave_nothing",
+]
 
 pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec("sglang") is None, reason="sglang is not installed"),
@@ -23,23 +43,30 @@ pytestmark = [
 ]
 
 
-def test_every_recorded_generation_is_met(tmp_path: Path) -> None:
-    engine: dict[str, Any] = {"engine": "sglang", "kv_tokens": 8192}
-    overrides = {"thinker": engine, "talker_ar": engine}
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
+    engine: dict[str, Any] = {"engine": "sglang", "kv_tokens": 16384}
+    overrides = {"thinker": engine, "talker_ar": engine, "code2wav": {"chunk_frames": 4}}
     config = Qwen3OmniSpeechPipelineConfig(model_path=str(tiny_model.checkpoint()), runtime_overrides=overrides)
-    compile_pipeline(config, tmp_path)
-    with TritonServer.start(ServerOptions(model_repository=tmp_path), timeout_s=200) as server:
+    repository = tmp_path_factory.mktemp("sglang_models")
+    compile_pipeline(config, repository)
+    with TritonServer.start(ServerOptions(model_repository=repository), timeout_s=250) as server:
+        yield server
 
-        def ask(name: str) -> Answer:
-            case = load_case(name)
-            with OmniClient(server.grpc_url, "qwen3_omni") as client:
-                return client.chat(messages=case.openai_messages(), voice=case.voice, sampling=case.sampling())
 
-        with ThreadPoolExecutor(len(CASES)) as pool:
-            answers = dict(zip(CASES, pool.map(ask, CASES), strict=True))
-    for name, answer in answers.items():
-        case = load_case(name)
-        assert answer.text == case.text
-        assert answer.finished.finish_reason == case.answer_ends
-        assert answer.audio.shape == case.waveform.shape
-        np.testing.assert_allclose(answer.audio, case.waveform, atol=1e-4)
+@pytest.fixture
+def client(server: TritonServer) -> Iterator[OmniClient]:
+    with OmniClient(server.grpc_url, "qwen3_omni") as client:
+        yield client
+
+
+@pytest.mark.parametrize("frames", [0, 1, 3, 60])
+def test_streamed_speech_equals_the_whole(client: OmniClient, frames: int) -> None:
+    for chosen in ({"temperature": 0.0}, {"temperature": 0.9, "seed": 17}):
+        talker = {"max_tokens": frames + 1, "ignore_eos": True, **chosen}
+        sampling = {"max_tokens": 6, "ignore_eos": True, "talker": talker}
+        whole = client.chat("Say something long.", sampling=sampling)
+        streamed = Answer.collect(client.stream("Say something long.", sampling=sampling))
+        assert len(whole.audio) == (frames * SAMPLES_PER_FRAME - TRIMMED if frames else 0)
+        assert streamed.audio.shape == whole.audio.shape
+        np.testing.assert_allclose(streamed.audio, whole.audio, atol=WAVE_TOLERANCE)
