@@ -8,12 +8,14 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from omni_python.proto.errors import OmniError
 from omni_python.serve.environment import Installation, ServerSetupError, find_installation
 from omni_python.serve.supervisor import ExitStatus, Policy, Supervisor
 from omni_python.serve.triton_server import ServerOptions
 
 if TYPE_CHECKING:
     from omni_python.config.schema import PipelineConfig
+    from omni_python.serve.openai.server import HttpServer
 
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
@@ -50,6 +52,12 @@ signal with requests cut off when the drain time was over, 128 + N stopped at on
         default=Policy.max_deaths,
         metavar="N",
         help=f"give up after more deaths than this within {Policy.window_s:g} s (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--openai-port",
+        type=int,
+        metavar="PORT",
+        help="serve OpenAI's HTTP API there, too (/v1/chat/completions, /v1/audio/speech, /v1/models)",
     )
     parser.add_argument("--print", action="store_true", help="print the shell command that it runs, and stop")
     parser.add_argument("extra", nargs="*", metavar="-- ARG", help="more arguments for tritonserver, after --")
@@ -92,7 +100,28 @@ def run(args: argparse.Namespace) -> int:
         silence_s=max((pipeline.limits.silence_s for pipeline in pipelines), default=Policy.silence_s),
     )
     bases = {pipeline.endpoints.resolved_base_path for pipeline in pipelines}
-    return Supervisor(options, bases, policy).run()
+    if args.openai_port is None:
+        return Supervisor(options, bases, policy).run()
+    try:
+        options = options.resolved()
+    except ServerSetupError as error:
+        print(error, file=sys.stderr)
+        return ExitStatus.NOT_STARTED
+    with _openai_server(options, args.openai_port) as server:
+        print(f"OpenAI's API at {server.url}/v1", flush=True)
+        return Supervisor(options, bases, policy).run()
+
+
+def _openai_server(options: ServerOptions, port: int) -> HttpServer:
+    """Raises `OmniError` where its packages are missing, OSError where the port is taken."""
+    try:
+        from omni_python.serve.openai.app import create_app
+        from omni_python.serve.openai.server import HttpServer
+    except ImportError as error:
+        raise OmniError(f"--openai-port needs the extra http of this package ({error})") from None
+    host = "127.0.0.1" if options.host == "0.0.0.0" else options.host
+    app = create_app(f"{host}:{options.grpc_port}", f"{host}:{options.metrics_port}")
+    return HttpServer(app, options.host, port)
 
 
 def _pipelines(repository: Path) -> list[PipelineConfig]:

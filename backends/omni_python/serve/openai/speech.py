@@ -1,0 +1,44 @@
+"""`POST /v1/audio/speech`: the pipeline reads a text aloud.
+
+A pipeline that converses is told to read, in a system message; how faithfully it does is the model's matter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+from omni_python.client import AsyncOmniClient, AudioChunk, RequestOptions
+from omni_python.serve.openai.encoding import SpeechEncoder
+from omni_python.serve.openai.schema import SpeechRequest
+
+READ_ALOUD = (
+    "Read the user's text aloud, word for word, in its own language. Add nothing, leave nothing out, do not answer it."
+)
+
+
+async def spoken(request: SpeechRequest, client: AsyncOmniClient) -> AsyncIterator[tuple[int, bytes]]:
+    """The encoded speech as it comes, each piece with the pipeline's sample rate. Leaving the iterator cancels the
+    request."""
+    encoder: SpeechEncoder | None = None
+    sample_rate = 0
+    async for event in client.stream(**_options(request)):
+        if isinstance(event, AudioChunk):
+            sample_rate = event.sample_rate
+            encoder = encoder or SpeechEncoder(request.response_format, sample_rate, request.speed)
+            if data := encoder.encode(event.samples):
+                yield sample_rate, data
+    if encoder is not None and (data := encoder.close()):
+        yield sample_rate, data
+
+
+def _options(request: SpeechRequest) -> RequestOptions:
+    instructions = " ".join(part for part in (READ_ALOUD, request.instructions) if part)
+    return {
+        "messages": [
+            {"role": "system", "content": instructions},
+            {"role": "user", "content": request.input},
+        ],
+        "modalities": ["text", "audio"],
+        "voice": request.voice,
+        "sampling": {} if request.seed is None else {"seed": request.seed, "talker": {"seed": request.seed}},
+    }
