@@ -26,6 +26,7 @@ SHARED_MEMORY = Path("/dev/shm")
 _POLL_S = 0.1
 _STARTS = 3
 _LOST_LOCK = "boost::interprocess::lock_exception"
+_LOST_PORT = "already in use"
 _KILL_MARGIN_S = 5.0  # past the server's own exit timeout
 _CONTROL_MARGIN_S = 30.0  # past the time that a stub has to start
 _STUB_REGION = 4 << 20  # 1 MiB at the start, which grows in steps of 1 MiB with the responses in flight
@@ -196,15 +197,17 @@ class TritonServer:
     def start(cls, options: ServerOptions, log: Path | None = None, timeout_s: float = 600) -> TritonServer:
         """Start the process and wait until it is ready; see `launch` and `wait_ready`. Stopped again if that fails.
 
-        A server that lost a lock is started again, `_STARTS` times in all: on a busy machine 24.10's Python backend now
-        and then aborts with `boost::interprocess::lock_exception` while its stubs start.
+        A server that lost a lock or a port is started again, `_STARTS` times in all: on a busy machine 24.10's Python
+        backend now and then aborts with `boost::interprocess::lock_exception` while its stubs start, and a port that
+        was free can be taken before the server binds it.
         """
         for start in range(1, _STARTS + 1):
             server = cls.launch(options, log)
             try:
                 server.wait_ready(timeout_s)
             except BaseException as error:
-                unlucky = isinstance(error, ServerFailed) and _LOST_LOCK in server.log.read_text(errors="replace")
+                said = server.log.read_text(errors="replace")
+                unlucky = isinstance(error, ServerFailed) and any(loss in said for loss in (_LOST_LOCK, _LOST_PORT))
                 server.stop()
                 if not unlucky or start == _STARTS:
                     raise
