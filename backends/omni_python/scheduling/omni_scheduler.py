@@ -12,8 +12,7 @@ import torch
 
 from omni_python.model_runner.base import ARModelRunner, ARRequest, PromptInput, R
 from omni_python.proto.errors import InvalidArgument, Unavailable
-from omni_python.proto.work import IncomingMessage
-from omni_python.scheduling.loop import LoopScheduler
+from omni_python.scheduling.autoregressive import AutoregressiveScheduler
 from omni_python.sglang_engine.engine import Choice, Engine, EngineConfig
 from omni_python.sglang_engine.followers import RankGroup
 from omni_python.sglang_engine.parallel import LeadingEngine
@@ -45,7 +44,7 @@ class _Job(Generic[R]):
     prompt: PromptInput | None = None
 
 
-class OmniScheduler(LoopScheduler, Generic[R]):
+class OmniScheduler(AutoregressiveScheduler[R]):
     """SGLang chooses who runs and where the keys and values are; a model runner makes the inputs, chooses tokens and
     emits messages, the same one as under `TorchScheduler`.
 
@@ -87,20 +86,19 @@ class OmniScheduler(LoopScheduler, Generic[R]):
             "request_slots": self.engine.request_slots,
         }
 
-    # ---- LoopScheduler
+    # ---- AutoregressiveScheduler
 
-    def take(self, message: IncomingMessage) -> None:
-        job = self._jobs.get(message.request_id)
-        if job is None:
-            if message.type != "stream_done":
-                self._open(message)
-            return
-        if message.type == "stream_chunk":
-            self._runner.take_chunk(job.row, message.data)
-        elif message.type == "stream_done":
-            self._runner.take_done(job.row)
-        if job.row.finish_reason is not None:
-            self._emit(job.row)
+    def _row(self, request_id: str) -> R | None:
+        job = self._jobs.get(request_id)
+        return None if job is None else job.row
+
+    def _admit_row(self, row: R) -> None:
+        if row.prompt_len >= self.engine.context:
+            raise InvalidArgument(
+                f"the prompt has {row.prompt_len} tokens; this model's context holds {self.engine.context - 1}"
+            )
+        self._check_fits(row, self.engine.capacity - 1)
+        self._jobs[row.request_id] = _Job(row)
 
     def drop(self, request_id: str) -> None:
         job = self._jobs.pop(request_id, None)
@@ -167,23 +165,6 @@ class OmniScheduler(LoopScheduler, Generic[R]):
     def _is_ready(self, name: str) -> bool:
         return self._runner.is_ready(self._jobs[name].row)
 
-    def _open(self, message: IncomingMessage) -> None:
-        row = self._runner.open(message)
-        if row is None:
-            return
-        if row.prompt_len >= self.engine.context:
-            raise InvalidArgument(
-                f"the prompt has {row.prompt_len} tokens; this model's context holds {self.engine.context - 1}"
-            )
-        room = self.engine.capacity - 1
-        if row.prompt_len + row.max_tokens > room:
-            advice = f"ask for max_tokens of at most {room - row.prompt_len}" if row.prompt_len < room else "shorten it"
-            raise InvalidArgument(
-                f"a prompt of {row.prompt_len} tokens and max_tokens {row.max_tokens} do not fit into the {room} "
-                f"tokens of this stage's KV cache; {advice}"
-            )
-        self._jobs[row.request_id] = _Job(row)
-
     def _enqueue(self) -> None:
         """Hand over, in order of arrival, those whose first input is there."""
         queued = [job.row for job in self._jobs.values() if job.queued]
@@ -204,14 +185,3 @@ class OmniScheduler(LoopScheduler, Generic[R]):
         answer = torch.arange(row.prompt_len, row.prompt_len + row.max_tokens) + int(row.rope_delta)
         positions = torch.cat((self._identity.positions(row).long().cpu(), answer.expand(3, -1)), dim=1)
         self.engine.add(name, self._identity.key(row), positions, row.max_tokens)
-
-    def _emit(self, row: R) -> None:
-        try:
-            messages = self._runner.emit(row)
-        except Exception as error:
-            self.fail(row.request_id, error)
-            return
-        for message in messages:
-            self.outbox.put(message)
-        if row.finish_reason is not None:
-            self.drop(row.request_id)

@@ -5,19 +5,17 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Mapping
-from typing import Generic
 
 from omni_python.layers.kv_cache import PAGE_TOKENS
 from omni_python.model_runner.base import ARModelRunner, R
 from omni_python.proto.errors import InvalidArgument
-from omni_python.proto.work import IncomingMessage
+from omni_python.scheduling.autoregressive import AutoregressiveScheduler
 from omni_python.scheduling.kv_pages import PagePool
-from omni_python.scheduling.loop import LoopScheduler
 
 logger = logging.getLogger(__name__)
 
 
-class TorchScheduler(LoopScheduler, Generic[R]):
+class TorchScheduler(AutoregressiveScheduler[R]):
     """Runs at most `max_running` requests at once; they join and leave between steps.
 
     Each step takes every running request whose next input is there, and of new requests as many as have at most
@@ -46,18 +44,8 @@ class TorchScheduler(LoopScheduler, Generic[R]):
     def stats(self) -> Mapping[str, int]:
         return {"running": len(self._running), "waiting": len(self._waiting), "kv_pages": self._pool.used}
 
-    def take(self, message: IncomingMessage) -> None:
-        row = self._rows.get(message.request_id)
-        if row is None:
-            if message.type != "stream_done":
-                self._open(message)
-            return
-        if message.type == "stream_chunk":
-            self._runner.take_chunk(row, message.data)
-        elif message.type == "stream_done":
-            self._runner.take_done(row)
-        if row.finish_reason is not None:
-            self._emit(row)
+    def _row(self, request_id: str) -> R | None:
+        return self._rows.get(request_id)
 
     def drop(self, request_id: str) -> None:
         row = self._rows.pop(request_id, None)
@@ -79,17 +67,8 @@ class TorchScheduler(LoopScheduler, Generic[R]):
                 self._step(batch)
         return bool(rows)
 
-    def _open(self, message: IncomingMessage) -> None:
-        row = self._runner.open(message)
-        if row is None:
-            return
-        room = self._pool.num_pages * PAGE_TOKENS
-        if self._pages(row) > self._pool.num_pages:
-            advice = f"ask for max_tokens of at most {room - row.prompt_len}" if row.prompt_len < room else "shorten it"
-            raise InvalidArgument(
-                f"a prompt of {row.prompt_len} tokens and max_tokens {row.max_tokens} do not fit into the {room} "
-                f"tokens of this stage's KV cache; {advice}"
-            )
+    def _admit_row(self, row: R) -> None:
+        self._check_fits(row, self._pool.num_pages * PAGE_TOKENS)
         self._rows[row.request_id] = row
         self._waiting.append(row)
 
@@ -127,17 +106,6 @@ class TorchScheduler(LoopScheduler, Generic[R]):
                 self.fail(row.request_id, row.error)
             else:
                 self._emit(row)
-
-    def _emit(self, row: R) -> None:
-        try:
-            messages = self._runner.emit(row)
-        except Exception as error:
-            self.fail(row.request_id, error)
-            return
-        for message in messages:
-            self.outbox.put(message)
-        if row.finish_reason is not None:
-            self.drop(row.request_id)
 
     def _clear(self, row: R) -> None:
         """A failed row's pages may hold values that are no numbers, which would spread to their next holder."""
