@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-import wave
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from omni_python.client._errors import ConnectionLost
+from omni_python.proto.wav import wav_file
 
 
 @dataclass(frozen=True)
@@ -128,9 +128,4 @@ class Answer:
 
 def save_wav(path: str | Path, samples: np.ndarray, sample_rate: int) -> None:
     """Write float samples [n] in -1..1 as a 16-bit mono WAV file; what is beyond is clipped."""
-    pcm = (np.clip(samples, -1.0, 1.0) * 32767.0).round().astype("<i2")
-    with wave.open(str(path), "wb") as file:
-        file.setnchannels(1)
-        file.setsampwidth(2)
-        file.setframerate(sample_rate)
-        file.writeframes(pcm.tobytes())
+    Path(path).write_bytes(wav_file(samples, sample_rate))

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import base64
-import io
 import json
 import threading
-import wave
 from typing import Any
 
 import numpy as np
@@ -15,6 +13,7 @@ import triton_python_backend_utils as pb_utils
 from omni_python.glue.request import ParsedRequest
 from omni_python.proto.errors import ErrorCode, OmniError, Unavailable
 from omni_python.proto.payload import AudioOutput, Payload, TextOutput
+from omni_python.proto.wav import pcm16, wav_file
 
 _FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 _CODES = {
@@ -143,8 +142,9 @@ class TritonSink:
             rate = pb_utils.Tensor("audio_sample_rate", np.array([payload.sample_rate], np.int32))
             if self._audio_format == "fp32":
                 return [pb_utils.Tensor("audio_output", np.ascontiguousarray(payload.samples, np.float32)), rate]
-            encode = _wav if self._audio_format == "wav" else _pcm16
-            return [_bytes("audio_base64", base64.b64encode(encode(payload))), rate]
+            is_wav = self._audio_format == "wav"
+            data = wav_file(payload.samples, payload.sample_rate) if is_wav else pcm16(payload.samples)
+            return [_bytes("audio_base64", base64.b64encode(data)), rate]
         return []
 
     def _ending(self, failed: bool = False) -> list[pb_utils.Tensor]:
@@ -169,18 +169,3 @@ class TritonSink:
 def _bytes(name: str, value: str | bytes) -> pb_utils.Tensor:
     data = value.encode() if isinstance(value, str) else value
     return pb_utils.Tensor(name, np.array([data], dtype=np.object_))
-
-
-def _pcm16(audio: AudioOutput) -> bytes:
-    """Little-endian 16-bit samples; what is beyond -1..1 is clipped."""
-    return (np.clip(audio.samples, -1.0, 1.0) * 32767.0).round().astype("<i2").tobytes()
-
-
-def _wav(audio: AudioOutput) -> bytes:
-    buffer = io.BytesIO()
-    with wave.open(buffer, "wb") as file:
-        file.setnchannels(1)
-        file.setsampwidth(2)
-        file.setframerate(audio.sample_rate)
-        file.writeframes(_pcm16(audio))
-    return buffer.getvalue()

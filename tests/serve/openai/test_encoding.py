@@ -8,7 +8,8 @@ import av
 import numpy as np
 import pytest
 
-from omni_python.serve.openai.encoding import FORMATS, SpeechEncoder, encoded, pcm16
+from omni_python.proto.wav import pcm16
+from omni_python.serve.openai.encoding import FORMATS, SpeechEncoder, encoded
 
 LOSSLESS = ("wav", "flac", "pcm", "pcm16")
 PADDING = {"mp3": 1152 * 3, "aac": 1024 * 3}

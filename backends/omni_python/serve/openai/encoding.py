@@ -13,6 +13,8 @@ import av
 import av.filter
 import numpy as np
 
+from omni_python.proto.wav import pcm16, wav_file
+
 _UNKNOWN_LENGTH = 0xFFFFFFFF
 """In a WAV header: what players take for "until the stream ends" (ffmpeg writes the same into pipes)."""
 
@@ -51,17 +53,10 @@ def content_type(name: str, sample_rate: int) -> str:
     return f"{kind};rate={sample_rate}" if kind == "audio/pcm" else kind
 
 
-def wav_header(sample_rate: int, nbytes: int | None = None) -> bytes:
-    """The 44 bytes before 16-bit mono samples (RIFF, WAVE_FORMAT_PCM); `nbytes` None for a stream without known end."""
-    data = _UNKNOWN_LENGTH if nbytes is None else nbytes
-    riff = _UNKNOWN_LENGTH if nbytes is None else 36 + nbytes
-    parts = (b"RIFF", riff, b"WAVE", b"fmt ", 16, 1, 1, sample_rate, 2 * sample_rate, 2, 16, b"data", data)
-    return struct.pack("<4sI4s4sIHHIIHH4sI", *parts)
-
-
-def pcm16(samples: np.ndarray) -> bytes:
-    """Float samples [n] in -1..1 as little-endian int16; what is beyond is clipped."""
-    return (np.clip(samples, -1.0, 1.0) * 32767.0).round().astype("<i2").tobytes()
+def _stream_header(sample_rate: int) -> bytes:
+    """The 44 bytes before 16-bit mono samples (RIFF, WAVE_FORMAT_PCM) of a stream whose end is not known."""
+    parts = (b"RIFF", _UNKNOWN_LENGTH, b"WAVE", b"fmt ", 16, 1, 1, sample_rate, 2 * sample_rate, 2, 16)
+    return struct.pack("<4sI4s4sIHHIIHH4sI", *parts, b"data", _UNKNOWN_LENGTH)
 
 
 class SpeechEncoder:
@@ -73,7 +68,7 @@ class SpeechEncoder:
 
     def __init__(self, name: str, sample_rate: int, speed: float = 1.0) -> None:
         """`name` is a key of `FORMATS`."""
-        self._header = wav_header(sample_rate) if name == "wav" else b""
+        self._header = _stream_header(sample_rate) if name == "wav" else b""
         self._tempo = _Tempo(sample_rate, speed) if speed != 1.0 else None
         self._codec = _Codec(FORMATS[name], sample_rate) if FORMATS[name].codec else None
 
@@ -98,8 +93,7 @@ class SpeechEncoder:
 def encoded(name: str, samples: np.ndarray, sample_rate: int) -> bytes:
     """A whole file of float32 samples [n] in -1..1."""
     if name == "wav":
-        data = pcm16(samples)
-        return wav_header(sample_rate, len(data)) + data
+        return wav_file(samples, sample_rate)
     encoder = SpeechEncoder(name, sample_rate)
     return encoder.encode(samples) + encoder.close()
 

@@ -9,7 +9,7 @@ from types import TracebackType
 import uvicorn
 from fastapi import FastAPI
 
-_START_S = 30.0
+_STOP_S = 30.0
 
 
 class HttpServer:
@@ -41,5 +41,5 @@ class HttpServer:
     def close(self) -> None:
         """Stop listening, let requests in flight end for a few seconds, and stop."""
         self._server.should_exit = True
-        self._thread.join(_START_S)
+        self._thread.join(_STOP_S)
         self._socket.close()
