@@ -16,7 +16,9 @@ if DEVICE == "cpu":
 if TYPE_CHECKING:
     from omni_python.layers.kernels import attention, codes, linear, moe
 else:
-    pytest.importorskip("triton")
+    pytest.importorskip(
+        "triton", reason="triton is not installed: pip install --no-deps triton==3.6.0 for its interpreter"
+    )
     from omni_python.layers.kernels import attention, codes, linear, moe
 
 from omni_python.layers.kv_cache import PAGE_TOKENS  # noqa: E402

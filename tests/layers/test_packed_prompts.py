@@ -109,11 +109,13 @@ def test_the_rows_are_those_of_the_prompts(experts: int) -> None:
 def test_the_fused_kernels_do_the_same() -> None:
     """In Triton's interpreter, on the CPU."""
     if torch.cuda.is_available():
-        pytest.skip("the kernels' own tests run on the GPU")
+        pytest.skip("test_kernels.py and scripts/check_kernels_gpu.py check the kernels on a GPU")
     import os
 
     os.environ["TRITON_INTERPRET"] = "1"  # read when a kernel is defined
-    pytest.importorskip("triton")
+    pytest.importorskip(
+        "triton", reason="triton is not installed: pip install --no-deps triton==3.6.0 for its interpreter"
+    )
     from omni_python.layers.fused_decoder import FusedDecoder
 
     decoder = random_decoder(CONFIG, torch.float32)

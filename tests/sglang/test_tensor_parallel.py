@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import importlib.util
 import os
 import random
@@ -17,7 +16,6 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
-import torch
 
 from omni_python.client import Answer, OmniClient, OmniClientError
 from omni_python.config.compile import compile_pipeline
@@ -33,7 +31,7 @@ from tests.models.tiny_model import conversation, hf_model
 from tests.oracle.cases import CASES, load_case
 from tests.sglang import child
 from tests.sglang.child import Child
-from tests.sglang.test_thinker import MEDIA, check, inputs, sampled, talks
+from tests.sglang.test_thinker import MEDIA, check, check_broken_requests_fail_alone, inputs, sampled, talks
 
 pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec("sglang") is None, reason="sglang is not installed"),
@@ -80,17 +78,7 @@ def test_aborts_at_random_leave_nothing(thinker: Child) -> None:
 
 
 def test_a_request_that_fails_on_rank_0_fails_alone(thinker: Child) -> None:
-    hf = hf_model(tiny_model.checkpoint())
-    good, again = conversation(hf, 22, ("image",)), conversation(hf, 23, ("image",))
-    missing, broken = copy.deepcopy(again.input), conversation(hf, 24, ("audio",)).input
-    assert missing.vision is not None and missing.vision.image is not None and broken.audio is not None
-    missing.vision.image = missing.vision.image[:-1]
-    broken.audio.audio[0, 0] = torch.nan
-    ended = thinker.call(child.together, {"good": good.input, "missing": missing, "broken": broken})
-    check(ended["good"], good)
-    assert "8 image placeholders, but there are 7" in str(ended["missing"].error)
-    assert "not a number" in str(ended["broken"].error)
-    check(thinker.call(child.alone, {"again": again.input})["again"], again)
+    check_broken_requests_fail_alone(thinker)
 
 
 def test_a_step_that_fails_on_rank_0_ends_its_requests_alone(thinker: Child) -> None:

@@ -191,19 +191,23 @@ def test_what_cannot_fit_is_refused(thinker: Child, small: Child) -> None:
     assert f"max_tokens of at most {room}" in str(small.call(child.together, {"more": long.input})["more"].error)
 
 
-def test_a_request_with_broken_input_fails_alone_and_is_not_remembered(thinker: Child) -> None:
+def check_broken_requests_fail_alone(process: Child) -> None:
     hf = hf_model(tiny_model.checkpoint())
     good, again = conversation(hf, 22, ("image",)), conversation(hf, 23, ("image",))
     missing, broken = copy.deepcopy(again.input), conversation(hf, 24, ("audio",)).input
     assert missing.vision is not None and missing.vision.image is not None and broken.audio is not None
     missing.vision.image = missing.vision.image[:-1]
     broken.audio.audio[0, 0] = torch.nan
-    thinker.call(child.forget)
-    ended = thinker.call(child.together, {"good": good.input, "missing": missing, "broken": broken})
+    ended = process.call(child.together, {"good": good.input, "missing": missing, "broken": broken})
     check(ended["good"], good)
     assert "8 image placeholders, but there are 7" in str(ended["missing"].error)
     assert "not a number" in str(ended["broken"].error)
-    check(thinker.call(child.alone, {"again": again.input})["again"], again)
+    check(process.call(child.alone, {"again": again.input})["again"], again)
+
+
+def test_a_request_with_broken_input_fails_alone_and_is_not_remembered(thinker: Child) -> None:
+    thinker.call(child.forget)
+    check_broken_requests_fail_alone(thinker)
 
 
 def test_prompts_in_pieces_give_the_same(small: Child) -> None:
