@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import queue
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +22,7 @@ from omni_python.proto.errors import OmniError
 from omni_python.proto.messages import SubmitMessage, decode_message
 from omni_python.proto.payload import Payload
 from omni_python.proto.request import Message, OmniRequest, TextPart
+from omni_python.proto.timing import StageTiming
 from omni_python.relay.base import RelaySettings
 
 POOL = 4 << 20
@@ -34,6 +35,7 @@ class Sink:
 
     events: queue.SimpleQueue[tuple[str, Any]] = field(default_factory=queue.SimpleQueue)
     cancelled: bool = False
+    timings: dict[str, StageTiming] = field(default_factory=dict)
 
     def chunk(self, payload: Payload) -> None:
         self.events.put(("chunk", payload))
@@ -41,7 +43,8 @@ class Sink:
     def result(self, stage: str, payload: Payload) -> None:
         self.events.put((stage, payload))
 
-    def finish(self) -> None:
+    def finish(self, timings: Sequence[StageTiming]) -> None:
+        self.timings = {timing.stage: timing for timing in timings}
         self.events.put(("finish", None))
 
     def fail(self, error: OmniError) -> None:

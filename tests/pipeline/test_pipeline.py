@@ -143,3 +143,13 @@ def test_nothing_is_left_in_the_directory(directory: Path) -> None:
         answer(pipeline.submit(nbytes=100)[1])
         assert len(list(private.iterdir())) == 5
     assert not private.exists()
+
+
+def test_the_end_tells_when_each_stage_worked(line: Pipeline) -> None:
+    _, sink = line.submit(delay=0.2, delay_stage="b")
+    sink.wait()
+    line.wait_empty()
+    times = sink.timings
+    assert list(times) == ["a", "b", "c"]
+    assert 0 <= times["a"].start <= times["a"].end <= times["b"].start < times["b"].end <= times["c"].start
+    assert times["c"].end >= times["c"].start and times["b"].end - times["b"].start >= 0.2

@@ -15,6 +15,7 @@ from omni_python.client._errors import (
 )
 from omni_python.client._events import Answer, AudioChunk, Event, Finished, TextDelta, save_wav
 from omni_python.client._inputs import File, RequestOptions
+from omni_python.proto.timing import StageTiming
 
 __all__ = [
     "Answer",
@@ -32,6 +33,7 @@ __all__ = [
     "RequestFailed",
     "RequestOptions",
     "ServerUnreachable",
+    "StageTiming",
     "TextDelta",
     "Unavailable",
     "UnknownPipeline",

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from omni_python.client._errors import ConnectionLost
+from omni_python.proto.timing import StageTiming
 from omni_python.proto.wav import wav_file
 
 
@@ -32,14 +33,16 @@ class AudioChunk:
 
 @dataclass(frozen=True)
 class Finished:
-    """The end: why ("stop", "length", ...), token and sample counts, and seconds since the request was sent, until the
-    first text and the first audio (None where there was none) and the end."""
+    """The end: why ("stop", "length", ...), token and sample counts, seconds since the request was sent, until the
+    first text and the first audio (None where there was none) and the end; and when each stage worked, in seconds since
+    the server admitted the request, in the order of their starts."""
 
     finish_reason: str
     usage: dict[str, Any]
     first_text: float | None
     first_audio: float | None
     total: float
+    stages: tuple[StageTiming, ...] = ()
 
 
 Event = TextDelta | AudioChunk | Finished
@@ -67,7 +70,8 @@ class EventReader:
             events.append(AudioChunk(audio, int(outputs["audio_sample_rate"][0])))
         if "finish_reason" in outputs:
             reason, usage = outputs["finish_reason"][0].decode(), json.loads(outputs["usage"][0])
-            self._finished = Finished(reason, usage, self._first_text, self._first_audio, now)
+            stages = tuple(StageTiming(**stage) for stage in json.loads(outputs.get("stage_timings", [b"[]"])[0]))
+            self._finished = Finished(reason, usage, self._first_text, self._first_audio, now, stages)
         return events
 
     def end(self, url: str) -> Finished:

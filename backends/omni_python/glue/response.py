@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ import triton_python_backend_utils as pb_utils
 from omni_python.glue.request import ParsedRequest
 from omni_python.proto.errors import ErrorCode, OmniError, Unavailable
 from omni_python.proto.payload import AudioOutput, Payload, TextOutput
+from omni_python.proto.timing import StageTiming
 from omni_python.proto.wav import pcm16, wav_file
 
 _FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
@@ -99,18 +101,18 @@ class TritonSink:
             self._audio_end = payload
         self.chunk(payload)
 
-    def finish(self) -> None:
+    def finish(self, timings: Sequence[StageTiming]) -> None:
         if self._lost is not None:
             self.fail(self._lost)
             return
         try:
-            self._send_end()
+            self._send_end(timings)
         except Exception as error:  # an error is small, and may still get through
             send_error(self._sender, Unavailable(f"the answer could not be sent: {error}"))
             raise
 
-    def _send_end(self) -> None:
-        tensors = []
+    def _send_end(self, timings: Sequence[StageTiming]) -> None:
+        tensors = [_bytes("stage_timings", json.dumps([_rounded(timing) for timing in timings]))]
         if not self._stream:
             if self._text_end is not None:
                 tensors += self._content(TextOutput("".join(self._text)), even_if_empty=True)
@@ -157,6 +159,7 @@ class TritonSink:
             tensors.append(pb_utils.Tensor("num_input_tokens", np.array([text.num_input_tokens], np.uint32)))
             tensors.append(pb_utils.Tensor("num_output_tokens", np.array([text.num_output_tokens], np.uint32)))
         if audio is not None:
+            usage["audio_frames"] = audio.num_frames
             usage["audio_samples"] = self._samples
             usage["audio_seconds"] = round(self._samples / self._sample_rate, 3) if self._sample_rate else 0.0
             usage["audio_finish_reason"] = audio.finish_reason or "stop"
@@ -164,6 +167,11 @@ class TritonSink:
             usage["text_finish_reason"] = "error" if text is None else text.finish_reason or "stop"
             usage.setdefault("audio_finish_reason", "error")
         return [*tensors, _bytes("usage", json.dumps(usage))]
+
+
+def _rounded(timing: StageTiming) -> dict[str, str | float]:
+    start, first, end = (round(seconds, 6) for seconds in (timing.start, timing.first, timing.end))
+    return {"stage": timing.stage, "start": start, "first": first, "end": end}
 
 
 def _bytes(name: str, value: str | bytes) -> pb_utils.Tensor:

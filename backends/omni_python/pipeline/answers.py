@@ -7,11 +7,12 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from omni_python.proto.errors import OmniError
 from omni_python.proto.payload import Payload
+from omni_python.proto.timing import StageTiming
 
 STOP_TIMEOUT = 5.0
 """Seconds to wait for a thread that is still sending when the server stops."""
@@ -26,14 +27,15 @@ log = logging.getLogger(__name__)
 
 
 class ResponseSink(Protocol):
-    """Where a request's answer goes: chunks and terminal stages' results as they come, then once `finish` or `fail`.
+    """Where a request's answer goes: chunks and terminal stages' results as they come, then once `fail`, or `finish`
+    with when its stages worked, relative to the admission.
 
     All but `is_cancelled` are called on one thread at a time, in order.
     """
 
     def chunk(self, payload: Payload) -> None: ...
     def result(self, stage: str, payload: Payload) -> None: ...
-    def finish(self) -> None: ...
+    def finish(self, timings: Sequence[StageTiming]) -> None: ...
     def fail(self, error: OmniError) -> None: ...
     def is_cancelled(self) -> bool: ...
 

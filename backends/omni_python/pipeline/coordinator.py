@@ -43,6 +43,7 @@ from omni_python.proto.messages import (
 )
 from omni_python.proto.payload import Payload
 from omni_python.proto.request import OmniRequest
+from omni_python.proto.timing import StageTiming
 from omni_python.relay.base import RelaySettings
 
 CANCEL_POLL = 0.02
@@ -74,6 +75,7 @@ class _Request:
     sink: ResponseSink
     terminals: frozenset[str]
     processes: frozenset[str]
+    admitted: float
     deadline: float
     payload: OmniRequest | None
     stream: bool
@@ -82,6 +84,7 @@ class _Request:
     failed: set[str] = field(default_factory=set)
     route: Route = ()  # the processes that it was given to
     error: OmniError | None = None  # what the failed terminals failed with
+    timings: dict[str, StageTiming] = field(default_factory=dict)  # by stage, relative to the admission
 
 
 class Coordinator:
@@ -168,7 +171,8 @@ class Coordinator:
         terminals = self.spec.active_terminals(request)
         request_id = f"{self._endpoint.epoch:x}-{next(self._numbers)}"
         processes = self.spec.needed_processes(terminals)
-        record = _Request(request_id, sink, terminals, processes, time.monotonic() + seconds, request, request.stream)
+        now = time.monotonic()
+        record = _Request(request_id, sink, terminals, processes, now, now + seconds, request, request.stream)
         with self._lock:
             starts = self._admission.admit(request_id, record)
             was_idle = not self._requests
@@ -310,6 +314,9 @@ class Coordinator:
         if message.source not in request.terminals:
             self._end(request, RequestState.FAILED, OmniError(f"unexpected result from stage {message.source}"))
             return
+        since = time.monotonic() - request.admitted
+        for ago in message.timings:
+            request.timings.setdefault(ago.stage, ago.shifted(since))
         request.completed.add(message.source)
         self._answers.put(request.id, lambda: request.sink.result(message.source, payload))
         self._end_if_complete(request)
@@ -472,7 +479,8 @@ class Coordinator:
             self._submissions.put(following)
         self._carrier.cleanup(request.id)
         if error is None:
-            self._answers.put(request.id, request.sink.finish)
+            timings = sorted(request.timings.values(), key=lambda timing: timing.start)
+            self._answers.put(request.id, lambda: request.sink.finish(timings))
         else:
             self._tell_route(request, AbortMessage(self._endpoint.epoch, request.id))
             self._answers.put(request.id, lambda: request.sink.fail(error))

@@ -13,11 +13,12 @@ from omni_python.proto.messages import Route
 class Routes:
     """Routes come with the messages of a request and go with the last of this process's stages that has it open.
 
-    `is_open(request_id)` says whether one has. Thread-safe.
+    `is_open(request_id)` says whether one has, and `on_over(request_id)` is told when none has any more. Thread-safe.
     """
 
-    def __init__(self, is_open: Callable[[str], bool]) -> None:
+    def __init__(self, is_open: Callable[[str], bool], on_over: Callable[[str], None]) -> None:
         self._is_open = is_open
+        self._on_over = on_over
         self._routes: dict[str, Route] = {}
         self._arriving: Counter[str] = Counter()
         self._lock = threading.Lock()
@@ -52,3 +53,4 @@ class Routes:
     def _drop_if_over(self, request_id: str) -> None:
         if request_id not in self._arriving and not self._is_open(request_id):
             self._routes.pop(request_id, None)
+            self._on_over(request_id)

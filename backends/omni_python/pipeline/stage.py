@@ -17,6 +17,7 @@ from omni_python.pipeline.fan_in import FanIn, MergeFn, WaitForFn
 from omni_python.pipeline.recent import RecentIds
 from omni_python.proto.errors import DeadlineExceeded, OmniError, Unavailable
 from omni_python.proto.payload import Payload
+from omni_python.proto.timing import StageTiming
 from omni_python.proto.work import IncomingMessage, OutgoingMessage
 from omni_python.scheduling.base import Scheduler
 
@@ -74,8 +75,14 @@ class StageOutlet(Protocol):
     ) -> None: ...
     def send_stream_done(self, source: str, target: str, request_id: str, chunks: int, deadline: float) -> None: ...
     def send_to_client(self, source: str, request_id: str, payload: Payload) -> None: ...
-    def send_result(self, source: str, request_id: str, payload: Payload) -> None: ...
+    def send_result(self, source: str, request_id: str, payload: Payload, timings: tuple[StageTiming, ...]) -> None: ...
     def send_failure(self, source: str, request_id: str, error: BaseException) -> None: ...
+    def began(self, stage: str, request_id: str) -> None:
+        """A stage's scheduler is given an input."""
+
+    def finished(self, stage: str, request_id: str) -> tuple[StageTiming, ...]:
+        """A stage has its result; when it and the stages before it worked, relative to now."""
+
     def check_inputs(self, stage: str, request_id: str) -> None:
         """A stage has computed its result. Raises `OmniError` if it is seen to have written to its inputs."""
 
@@ -136,6 +143,8 @@ class Stage:
                 if not self._admit(request_id, deadline):
                     return
                 ready = self._fan_in.add(request_id, source, payload) if self._fan_in is not None else payload
+                if ready is not None:
+                    self._outlet.began(self.spec.name, request_id)
             if ready is not None and not self._is_overdue(request_id, deadline):
                 self.scheduler.inbox.put(IncomingMessage(request_id, "new_request", ready))
         except Exception as error:
@@ -147,6 +156,7 @@ class Stage:
         with self._lock:
             if not self._admit(request_id, deadline):
                 return
+            self._outlet.began(self.spec.name, request_id)
             due = self._chunks_in[request_id][source]
             self._chunks_in[request_id][source] = due + 1
         if chunk_id != due:
@@ -273,9 +283,10 @@ class Stage:
     def _route_result(self, request_id: str, output: Payload) -> None:
         spec, outlet = self.spec, self._outlet
         outlet.check_inputs(spec.name, request_id)
+        timings = outlet.finished(spec.name, request_id)
         if spec.terminal:
             if self._close(request_id):
-                outlet.send_result(spec.name, request_id, output)
+                outlet.send_result(spec.name, request_id, output, timings)
             return
         done_targets = spec.stream_done_targets(request_id, output)
         targets = spec.targets(request_id, output)

@@ -18,6 +18,7 @@ from omni_python.pipeline.endpoint import Endpoint
 from omni_python.pipeline.read_only import ReadOnlyCheck
 from omni_python.pipeline.routes import Routes
 from omni_python.pipeline.stage import Stage, StageSpec
+from omni_python.pipeline.timings import Timings
 from omni_python.proto.errors import OmniError, Unavailable
 from omni_python.proto.messages import (
     AbortMessage,
@@ -37,6 +38,7 @@ from omni_python.proto.messages import (
     WireError,
 )
 from omni_python.proto.payload import Payload
+from omni_python.proto.timing import StageTiming
 from omni_python.relay.base import RelaySettings
 from omni_python.scheduling.base import Scheduler
 
@@ -89,7 +91,10 @@ class StageProcess:
         self._endpoint.connect(_COORDINATOR, coordinator_address(directory, pipeline))
         self._view = (0, 0)  # the coordinator's epoch and the version of its newest PeersMessage
         self._peers: dict[str, list[Peer]] = {}  # by stage
-        self._routes = Routes(lambda request_id: any(stage.is_open(request_id) for stage in self.stages.values()))
+        self._timings = Timings()
+        self._routes = Routes(
+            lambda request_id: any(stage.is_open(request_id) for stage in self.stages.values()), self._timings.drop
+        )
         self._former: dict[tuple[str, int], Peer] = {}  # by process and replica: those that the last coordinator knew
         self._dead: set[int] = set()  # epochs of processes that were replaced
         self._released = threading.Event()
@@ -104,7 +109,7 @@ class StageProcess:
     @property
     def routes_held(self) -> int:
         """Requests that a stage has open."""
-        return len(self._routes)
+        return max(len(self._routes), len(self._timings))
 
     @property
     def carried(self) -> dict[str, int]:
@@ -176,6 +181,13 @@ class StageProcess:
             return payload
         return self._read_only.lend(source, target, request_id, payload)
 
+    def began(self, stage: str, request_id: str) -> None:
+        self._timings.began(request_id, stage)
+
+    def finished(self, stage: str, request_id: str) -> tuple[StageTiming, ...]:
+        self._timings.gave(request_id, stage, result=True)
+        return self._timings.told(request_id)
+
     def check_inputs(self, stage: str, request_id: str) -> None:
         if self._read_only is not None:
             self._read_only.check(stage, request_id)
@@ -190,6 +202,7 @@ class StageProcess:
     def send_chunk(
         self, source: str, target: str, request_id: str, chunk_id: int, payload: Payload, deadline: float
     ) -> None:
+        self._timings.gave(request_id, source)
         if local := self.stages.get(target):
             payload = self._lend(source, target, request_id, payload)
             local.on_chunk(request_id, source, chunk_id, payload, deadline)
@@ -203,12 +216,13 @@ class StageProcess:
         self._send_data(source, target, request_id, None, deadline, chunks, is_done=True)
 
     def send_to_client(self, source: str, request_id: str, payload: Payload) -> None:
+        self._timings.gave(request_id, source)
         envelope = self._carrier.pack(payload, [self._view[0]], request_id)
         self._to_coordinator(StreamMessage(self._endpoint.epoch, request_id, source, envelope))
 
-    def send_result(self, source: str, request_id: str, payload: Payload) -> None:
+    def send_result(self, source: str, request_id: str, payload: Payload, timings: tuple[StageTiming, ...]) -> None:
         envelope = self._carrier.pack(payload, [self._view[0]], request_id)
-        self._to_coordinator(CompleteMessage(self._endpoint.epoch, request_id, source, envelope))
+        self._to_coordinator(CompleteMessage(self._endpoint.epoch, request_id, source, envelope, timings=timings))
 
     def send_failure(self, source: str, request_id: str, error: BaseException) -> None:
         message = CompleteMessage(self._endpoint.epoch, request_id, source, error=WireError.of(error))
@@ -247,6 +261,7 @@ class StageProcess:
             is_done,
             deadline - time.monotonic(),
             route,
+            self._timings.told(request_id) if chunk_id < 0 else (),
         )
         try:
             self._endpoint.send(peer.epoch, message)
@@ -301,6 +316,7 @@ class StageProcess:
             self._carrier.decline(message.epoch, message.payload)
             return
         with self._routes.arriving(message.request_id, message.route):
+            self._timings.heard(message.request_id, message.timings)
             self._hand_over(stage, message, time.monotonic() + message.remaining)
 
     def _hand_over(self, stage: Stage, message: DataReadyMessage, deadline: float) -> None:

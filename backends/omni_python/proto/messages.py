@@ -13,6 +13,7 @@ import msgspec
 
 from omni_python.proto.errors import OmniError
 from omni_python.proto.refs import DeviceRef, Ref
+from omni_python.proto.timing import StageTiming
 
 Route = tuple[int, ...]
 """The processes that work on a request, by their epochs: one replica of each that it needs, kept to its end."""
@@ -90,7 +91,7 @@ class SubmitReply(msgspec.Struct, array_like=True, frozen=True):
 class DataReadyMessage(_Message, frozen=True):
     """Stage to stage: a payload, a stream chunk (`chunk_id` >= 0, counted per edge and request), or the end of the
     stream (`is_done`, no payload; `chunk_id` is then the number of chunks sent). The request has `remaining` seconds
-    left: a duration, since hosts do not share a clock."""
+    left: a duration, since hosts do not share a clock. `timings`, relative to the sending, come with results."""
 
     request_id: str
     source: str
@@ -100,6 +101,7 @@ class DataReadyMessage(_Message, frozen=True):
     is_done: bool = False
     remaining: float = math.inf
     route: Route = ()
+    timings: tuple[StageTiming, ...] = ()
 
 
 class StreamMessage(_Message, frozen=True):
@@ -111,12 +113,14 @@ class StreamMessage(_Message, frozen=True):
 
 
 class CompleteMessage(_Message, frozen=True):
-    """Stage to coordinator: a terminal stage's result, or any stage's failure."""
+    """Stage to coordinator: a terminal stage's result, or any stage's failure. `timings`, relative to the sending, are
+    those of all stages that a result comes from."""
 
     request_id: str
     source: str
     payload: Envelope | None = None
     error: WireError | None = None
+    timings: tuple[StageTiming, ...] = ()
 
 
 class AbortMessage(_Message, frozen=True):

@@ -62,8 +62,12 @@ class TextOutput(Payload):
 
 
 class AudioOutput(Payload):
-    """Speech for the client, from a terminal stage: float32 samples [n] in -1..1, a chunk or all of them."""
+    """Speech for the client, from a terminal stage: float32 samples [n] in -1..1, a chunk or all of them.
+
+    `finish_reason` and `num_frames`, the codec frames that all samples were made of, are set on the last one alone.
+    """
 
     samples: np.ndarray
     sample_rate: int
     finish_reason: str | None = None
+    num_frames: int = 0

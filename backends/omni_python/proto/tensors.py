@@ -53,6 +53,9 @@ OUTPUTS: tuple[TensorSpec, ...] = (
     TensorSpec("num_output_tokens", "UINT32", (1,)),
     # JSON: token counts by stage and modality.
     TensorSpec("usage", "BYTES", (1,)),
+    # JSON: [{"stage", "start", "first", "end"}, ...] in the order of the starts: when each stage got its first input,
+    # gave its first output, and was done, in seconds since the request was admitted.
+    TensorSpec("stage_timings", "BYTES", (1,)),
 )
 """Outputs of the orchestrator."""
 

@@ -194,6 +194,6 @@ class Code2WavScheduler(LoopScheduler):
             samples = np.concatenate(speech.samples)
         output = AudioOutput(np.ascontiguousarray(samples), self._vocoder.sample_rate)
         if finished and speech.end is not None:
-            output.finish_reason = speech.end.finish_reason
+            output.finish_reason, output.num_frames = speech.end.finish_reason, speech.received
             self.drop(speech.request_id)
         self.outbox.put(OutgoingMessage(speech.request_id, "result" if finished else "stream", output))

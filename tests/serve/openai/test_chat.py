@@ -87,7 +87,41 @@ def test_a_stream_carries_the_same(sdk: openai.OpenAI, direct: OmniClient) -> No
             audio += base64.b64decode(spoken.get("data", ""))
     assert (text, roles, reasons) == (answer.text, ["assistant"], [answer.finished.finish_reason])
     assert len(ids) == 1 and [usage.prompt_tokens for usage in usages] == [answer.finished.usage["input_tokens"]]
+    assert usages[0].completion_tokens_details.audio_tokens == answer.finished.usage["audio_frames"] > 0
     np.testing.assert_allclose(np.frombuffer(audio, "<i2") / 32767, np.clip(answer.audio, -1, 1), atol=2.1 / 32767)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_usage_counts_frames_of_speech_and_timings_tell_of_every_stage(http: httpx.Client, stream: bool) -> None:
+    body = {"model": MODEL, "messages": QUESTION, "modalities": ["text", "audio"], "max_completion_tokens": 12}
+    body |= {"talker": {"max_tokens": 20, "temperature": 0}, "stream": stream, "audio": {"format": "pcm16"}}
+    body |= {"stream_options": {"include_usage": True}} if stream else {}
+    reply = http.post("/v1/chat/completions", json=body)
+    if stream:
+        events = [json.loads(line[6:]) for line in reply.text.splitlines() if line.startswith("data: {")]
+        data = b"".join(
+            base64.b64decode(c["delta"].get("audio", {}).get("data", "")) for e in events for c in e["choices"]
+        )
+        [timings] = [event["omni_timings"] for event in events if "omni_timings" in event]
+        usage = events[-1]["usage"]
+    else:
+        data = base64.b64decode(reply.json()["choices"][0]["message"]["audio"]["data"])
+        timings, usage = reply.json()["omni_timings"], reply.json()["usage"]
+
+    details = usage["completion_tokens_details"]
+    # The tiny vocoder makes 1920 samples of each frame, and of the last a part.
+    assert details["audio_tokens"] == -(-len(data) // 2 // 1920) <= 20
+    assert details["text_tokens"] == 12 and usage["completion_tokens"] == 12 + details["audio_tokens"]
+    assert usage["total_tokens"] == usage["completion_tokens"] + usage["prompt_tokens"]
+
+    times = {timing["stage"]: timing for timing in timings}
+    assert list(times) == sorted(times, key=lambda stage: times[stage]["start"])
+    assert set(times) == {"preprocessing", "mm_aggregate", "thinker", "decode", "talker_ar", "code2wav"}
+    for time in times.values():
+        assert 0 <= time["start"] <= time["first"] <= time["end"] < 60
+    for earlier, later in [("preprocessing", "mm_aggregate"), ("mm_aggregate", "thinker"), ("talker_ar", "code2wav")]:
+        assert times[earlier]["start"] < times[later]["start"]
+    assert times["thinker"]["first"] < times["thinker"]["end"] <= times["code2wav"]["end"]
 
 
 def test_audio_in(sdk: openai.OpenAI, direct: OmniClient) -> None:

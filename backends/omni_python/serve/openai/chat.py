@@ -5,8 +5,11 @@ from __future__ import annotations
 import base64
 import secrets
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
+from types import MappingProxyType
 from typing import Any
+
+import msgspec
 
 from omni_python.client import AsyncOmniClient, AudioChunk, Finished, RequestOptions, TextDelta
 from omni_python.serve.openai.conversation import SpokenAnswers, pipeline_messages
@@ -39,7 +42,8 @@ class ChatCompletion:
                 "expires_at": self._spoken.keep(self._audio_id, answer.text),
             }
         choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": answer.finished.finish_reason}
-        return self._object("chat.completion", [choice], usage(answer.finished))
+        extra = {"usage": usage(answer.finished), **timings(answer.finished)}
+        return self._object("chat.completion", [choice], extra)
 
     async def chunks(self) -> AsyncIterator[dict[str, Any]]:
         """The first chunk comes with the answer's first piece, so that a refused request can still get its status."""
@@ -59,9 +63,10 @@ class ChatCompletion:
                     if encoder is not None and (data := encoder.close()):
                         yield self._chunk({**role, **self._audio(data=base64.b64encode(data).decode())})
                     expires = self._spoken.keep(self._audio_id, "".join(said)) if self._request.speaks else 0
-                    yield self._chunk({**role, **self._audio(expires_at=expires)}, finished.finish_reason)
+                    end = self._chunk({**role, **self._audio(expires_at=expires)}, finished.finish_reason)
+                    yield {**end, **timings(finished)}
                     if self._request.stream_options and self._request.stream_options.include_usage:
-                        yield self._object("chat.completion.chunk", [], usage(finished))
+                        yield self._object("chat.completion.chunk", [], {"usage": usage(finished)})
             role = {}
 
     @property
@@ -82,17 +87,19 @@ class ChatCompletion:
 
     def _chunk(self, delta: dict[str, Any], finish_reason: str | None = None) -> dict[str, Any]:
         choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
-        return self._object("chat.completion.chunk", [choice], None)
+        return self._object("chat.completion.chunk", [choice])
 
-    def _object(self, kind: str, choices: list[dict[str, Any]], used: dict[str, Any] | None) -> dict[str, Any]:
-        whole = {
+    def _object(
+        self, kind: str, choices: list[dict[str, Any]], extra: Mapping[str, Any] = MappingProxyType({})
+    ) -> dict[str, Any]:
+        return {
             "id": self._id,
             "object": kind,
             "created": self._created,
             "model": self._request.model,
             "choices": choices,
+            **extra,
         }
-        return whole if used is None else {**whole, "usage": used}
 
 
 def usage(finished: Finished) -> dict[str, Any]:
@@ -105,3 +112,8 @@ def usage(finished: Finished) -> dict[str, Any]:
         "total_tokens": sum(counts.values()),
         "completion_tokens_details": {"text_tokens": counts["completion_tokens"] - frames, "audio_tokens": frames},
     }
+
+
+def timings(finished: Finished) -> dict[str, Any]:
+    """The extension field `omni_timings`: the schema's `StageTime` of each stage, in the order of their starts."""
+    return {"omni_timings": [msgspec.structs.asdict(stage) for stage in finished.stages]}

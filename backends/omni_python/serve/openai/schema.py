@@ -146,6 +146,19 @@ class ChatRequest(_Body):
         return {name: value for name, value in given.items() if value is not None}
 
 
+class StageTime(BaseModel):
+    """One element of `omni_timings`, which a chat completion has beside its usage, and a stream in the chunk with the
+    finish reason: when a stage worked, in seconds since the pipeline admitted the request."""
+
+    stage: str
+    start: float
+    """It got its first input; of stages that wait for several, the last of those."""
+    first: float
+    """It gave its first output: a chunk of a stream, or its result."""
+    end: float
+    """It was done."""
+
+
 class SpeechRequest(_Body):
     """`POST /v1/audio/speech`."""
 
