@@ -55,15 +55,15 @@ class Orchestrators:
         """The newest sign of life by pipeline."""
         return {name: found.sign for name, (_, found) in self._found().items()}
 
-    def take_dead(self) -> list[str]:
-        """The pipelines whose orchestrators are dead; those that are stuck are killed first."""
-        dead = []
+    def take_dead(self) -> dict[str, int]:
+        """The pipelines whose orchestrators are dead, with their process ids; those that are stuck are killed first."""
+        dead = {}
         for pipeline, (_, found) in self._found().items():
             if found.age > self.silence:
                 with suppress(OSError):
                     os.kill(found.sign.pid, signal.SIGKILL)
             if found.age > self.silence or not _is_running(found.sign.pid):
-                dead.append(pipeline)
+                dead[pipeline] = found.sign.pid
                 if (descriptor := self._fds.pop(found.sign.pid, None)) is not None:
                     os.close(descriptor)
         return dead

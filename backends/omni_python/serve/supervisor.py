@@ -79,6 +79,7 @@ class Supervisor:
         self._orchestrator_deaths: dict[str, BackOff] = defaultdict(policy.back_off)
         self._wake = -1
         self._reloading: set[str] = set()
+        self._replaced: dict[str, int] = {}  # pipeline -> process id of the last orchestrator that has a successor
         self._gave_up = ""
 
     def run(self) -> int:
@@ -143,14 +144,16 @@ class Supervisor:
                     _say(f"tritonserver has been silent for {self._policy.silence_s:g} s and is killed")
                     server.process.kill()
                 self._wait([server_fd, *orchestrators.pidfds()], PERIOD if ready else DRAIN_PERIOD)
-                for pipeline in orchestrators.take_dead() if ready else ():  # not while Triton cannot load anything
-                    self._bring_back(pipeline, orchestrators)
+                if ready:  # before, Triton cannot load anything
+                    for pipeline, pid in orchestrators.take_dead().items():
+                        self._bring_back(pipeline, pid, orchestrators)
         finally:
             os.close(server_fd)
         return ready
 
-    def _bring_back(self, pipeline: str, orchestrators: Orchestrators) -> None:
-        if pipeline in self._reloading:
+    def _bring_back(self, pipeline: str, pid: int, orchestrators: Orchestrators) -> None:
+        # What was read just before its successor was ready tells of the same death once more.
+        if pipeline in self._reloading or self._replaced.get(pipeline) == pid:
             return
         delay = self._orchestrator_deaths[pipeline].next_delay(time.monotonic())
         if delay is None:
@@ -161,14 +164,15 @@ class Supervisor:
         _say(f"the orchestrator of {pipeline} died; loading it again")
         self._reloading.add(pipeline)
         # On a thread, since a load can take long and signals must be heeded meanwhile; it dies with the server.
-        arguments = (pipeline, orchestrators, delay - self._policy.first_delay_s)
+        arguments = (pipeline, pid, orchestrators, delay - self._policy.first_delay_s)
         threading.Thread(target=self._reload, args=arguments, name="omni-reload", daemon=True).start()
 
-    def _reload(self, pipeline: str, orchestrators: Orchestrators, delay: float) -> None:
+    def _reload(self, pipeline: str, pid: int, orchestrators: Orchestrators, delay: float) -> None:
         time.sleep(delay)
         start = time.monotonic()
         try:
             orchestrators.reload(pipeline)
+            self._replaced[pipeline] = pid
             _say(f"the orchestrator of {pipeline} is back after {time.monotonic() - start:.2f} s")
         except ServerFailed as error:
             _say(f"the orchestrator of {pipeline} was not loaded: {error}")
