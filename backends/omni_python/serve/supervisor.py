@@ -104,6 +104,9 @@ class Supervisor:
                 was_ready = self._watch(server, orchestrators)
                 if self._stopping():
                     return self._drain(server, orchestrators)
+                if self._gave_up:
+                    self._let_end(server, orchestrators)
+                    server.kill()  # asked to stop, it would wait in vain for the model whose process is dead
             except StopNow:
                 server.kill()
                 raise
@@ -181,16 +184,21 @@ class Supervisor:
     def _drain(self, server: TritonServer, orchestrators: Orchestrators) -> int:
         """Stop admitting, let requests end, stop the server."""
         _say(f"{signal.Signals(self._stop_signal).name}: letting requests in flight end, {self._policy.drain_s:g} s")
-        orchestrators.drain()
-        end = time.monotonic() + self._policy.drain_s
-        while (left := orchestrators.in_flight()) and time.monotonic() < end and not server.has_exited():
-            time.sleep(DRAIN_PERIOD)
+        left = self._let_end(server, orchestrators)
         server.stop()
         if left:
             _say(f"stopped; {left} requests had not ended")
             return ExitStatus.CUT_OFF
         _say("stopped")
         return ExitStatus.STOPPED
+
+    def _let_end(self, server: TritonServer, orchestrators: Orchestrators) -> int:
+        """Admit nothing more and wait until no request is in flight, or the drain time is over. How many are left."""
+        orchestrators.drain()
+        end = time.monotonic() + self._policy.drain_s
+        while (left := orchestrators.in_flight()) and time.monotonic() < end and not server.has_exited():
+            time.sleep(DRAIN_PERIOD)
+        return left
 
     def _stopping(self) -> bool:
         return self._stop_signal != 0
