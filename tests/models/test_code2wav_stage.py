@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 
+from omni_python.models.qwen3_omni.architecture import model_config
 from omni_python.models.qwen3_omni.code2wav import Code2Wav, load_code2wav
 from omni_python.models.qwen3_omni.payloads import CodecFrames, TalkerResult
-from omni_python.models.qwen3_omni.weights import model_config
 from omni_python.proto.payload import AudioOutput
 from omni_python.proto.work import IncomingMessage
 from omni_python.scheduling.code2wav import Code2WavScheduler

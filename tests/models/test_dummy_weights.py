@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from omni_python.models.qwen3_omni import stages
+from omni_python.models.qwen3_omni.architecture import model_config
 from omni_python.models.qwen3_omni.code2wav import load_code2wav
 from omni_python.models.qwen3_omni.encoders import AudioEncoder
 from omni_python.models.qwen3_omni.payloads import AudioInput
 from omni_python.models.qwen3_omni.talker import load_talker
-from omni_python.models.qwen3_omni.weights import model_config
 from omni_python.proto.errors import InvalidArgument
 from tests.models.tiny_model import checkpoint
 

@@ -17,6 +17,7 @@ os.environ["TRITON_INTERPRET"] = "1"  # read when a kernel is defined
 pytest.importorskip("triton", reason="triton is not installed: pip install --no-deps triton==3.6.0 for its interpreter")
 
 from omni_python.models.qwen3_omni import tiny
+from omni_python.models.qwen3_omni.architecture import model_config
 from omni_python.models.qwen3_omni.detokenizer import TokenBytes, load_tokenizer
 from omni_python.models.qwen3_omni.payloads import (
     AnswerToken,
@@ -33,7 +34,6 @@ from omni_python.models.qwen3_omni.talker_prompt import TalkerTokens
 from omni_python.models.qwen3_omni.talker_runner import TalkerModelRunner
 from omni_python.models.qwen3_omni.thinker import load_thinker
 from omni_python.models.qwen3_omni.thinker_runner import MediaTokens, ThinkerModelRunner
-from omni_python.models.qwen3_omni.weights import model_config
 from omni_python.proto.sampling import SamplingParams
 from omni_python.proto.work import IncomingMessage
 

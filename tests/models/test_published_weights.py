@@ -22,13 +22,14 @@ from torch import nn
 from transformers import Qwen3OmniMoeConfig, Qwen3OmniMoeForConditionalGeneration
 
 from omni_python.models.qwen3_omni import tiny
+from omni_python.models.qwen3_omni.architecture import model_config
 from omni_python.models.qwen3_omni.checkpoint import CheckpointError
 from omni_python.models.qwen3_omni.code2wav import load_code2wav
 from omni_python.models.qwen3_omni.encoders import AudioEncoder, VisionEncoder
 from omni_python.models.qwen3_omni.preprocess import Preprocessor
 from omni_python.models.qwen3_omni.talker import load_talker
 from omni_python.models.qwen3_omni.thinker import load_thinker
-from omni_python.models.qwen3_omni.weights import decoder_config, model_config
+from omni_python.models.qwen3_omni.weights import decoder_config
 
 PUBLISHED = Path(__file__).parent / "published_config.json"
 INDEX = "model.safetensors.index.json"

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from omni_python.models.qwen3_omni.architecture import model_config
 from omni_python.models.qwen3_omni.payloads import TalkerPrompt
 from omni_python.models.qwen3_omni.talker_prompt import TalkerTokens, user_part
-from omni_python.models.qwen3_omni.weights import model_config
 from omni_python.proto.errors import InvalidArgument
 from omni_python.proto.sampling import SamplingParams
 from tests.models.tiny_model import checkpoint, hf_model

@@ -1,4 +1,4 @@
-"""The vocoder: codec frames to a waveform, by transformers' own module."""
+"""The vocoder: codec frames to a waveform."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from omni_python.layers.cuda_graph import GraphedOnCuda
 from omni_python.models.qwen3_omni.checkpoint import read_tensors
 from omni_python.models.qwen3_omni.dummy import LoadFormat, built_dummy, is_dummy
+from omni_python.models.qwen3_omni.vocoder import Vocoder
 from omni_python.models.qwen3_omni.weights import fill
 
 SAMPLE_RATE = 24000
@@ -29,6 +30,7 @@ class Code2Wav:
     sample_rate = SAMPLE_RATE
 
     def __init__(self, module: Any) -> None:
+        """`module` is a `Vocoder`."""
         config = module.config
         self._module = module
         self._weight = next(module.parameters())
@@ -72,10 +74,7 @@ class Code2Wav:
     def _forward(self, codes: torch.Tensor, context: int) -> tuple[torch.Tensor]:
         """The module's own layers, the last and costliest of which only see the columns that the samples need."""
         module = self._module
-        hidden = module.code_embedding(codes + module.code_offset).mean(1)
-        hidden = module.pre_transformer(inputs_embeds=hidden).last_hidden_state.transpose(1, 2)
-        for block in (block for blocks in module.upsample for block in blocks):
-            hidden = block(hidden)
+        hidden = module.columns(codes)
         first_sample = max(0, context * self.samples_per_frame - self.trim)
         first = self._first_column(first_sample)
         hidden = hidden[..., first:].contiguous()
@@ -99,11 +98,9 @@ class Code2Wav:
 def load_code2wav(
     path: str | Path, config: Any, dtype: torch.dtype, device: str, load_format: LoadFormat = "auto"
 ) -> Code2Wav:
-    """The vocoder of the checkpoint at `path`, whose `Qwen3OmniMoeConfig` is `config`."""
-    from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import Qwen3OmniMoeCode2Wav
-
+    """The vocoder of the checkpoint at `path`, whose config is `config`."""
     if is_dummy(load_format):
-        return Code2Wav(built_dummy(lambda: Qwen3OmniMoeCode2Wav._from_config(config.code2wav_config), dtype, device))
-    # Built on the CPU, not on the meta device: it has buffers that no checkpoint holds.
-    module = Qwen3OmniMoeCode2Wav._from_config(config.code2wav_config)
-    return Code2Wav(fill(module, read_tensors(path, "code2wav.", dtype, device), "code2wav").to(device))
+        return Code2Wav(built_dummy(lambda: Vocoder(config.code2wav_config), dtype, device))
+    with torch.device("meta"):
+        module = Vocoder(config.code2wav_config)
+    return Code2Wav(fill(module, read_tensors(path, "code2wav.", dtype, device), "code2wav"))

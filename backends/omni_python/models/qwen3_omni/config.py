@@ -69,6 +69,7 @@ class Qwen3OmniSpeechPipelineConfig(PipelineConfig):
 
     name: str | None = "qwen3_omni"
     terminal_stages_fn: str | None = f"{_FAMILY}.routing.active_terminals"
+    info_fn: str | None = f"{_FAMILY}.info.describe_speech"
     env_defaults: dict[str, str] = _ONE_THREAD
     stages: list[StageConfig] = [
         _PREPROCESSING,
@@ -128,6 +129,7 @@ class Qwen3OmniTextPipelineConfig(PipelineConfig):
     """Text, audio, images and video in; text out."""
 
     name: str | None = "qwen3_omni_text"
+    info_fn: str | None = f"{_FAMILY}.info.describe_text"
     env_defaults: dict[str, str] = _ONE_THREAD
     stages: list[StageConfig] = [
         _PREPROCESSING.model_copy(update={"factory_args": {"speech": False}}),

@@ -13,6 +13,7 @@ import torch
 
 from omni_python.models.qwen3_omni.checkpoint import CheckpointError, load_config, load_json
 from omni_python.models.qwen3_omni.features import AudioFeatures, Patcher, audio_tokens
+from omni_python.models.qwen3_omni.info import context, default_voice, voices
 from omni_python.models.qwen3_omni.limits import RequestLimits
 from omni_python.models.qwen3_omni.payloads import AudioInput, GenerationOptions, Preprocessed, Prompt, VisionInput
 from omni_python.models.qwen3_omni.prompt import PromptBuilder, VideoSpan
@@ -70,17 +71,16 @@ class Preprocessor:
         limits: RequestLimits | None = None,
     ) -> None:
         config = load_config(model_path)
-        thinker = config["thinker_config"]
         self.speech = speech
         self._media = media or MediaLoader(MediaPolicy())
         self._limits = limits or RequestLimits()
-        self.voices: list[str] = sorted((config.get("talker_config") or {}).get("speaker_id") or {})
+        self.voices = voices(config)
         if speech and not self.voices:
             raise CheckpointError(f"checkpoint {str(model_path)!r} cannot speak: its talker_config has no speaker_id")
-        self.default_voice = "ethan" if "ethan" in self.voices else next(iter(self.voices), "")
-        self.context = int(thinker["text_config"]["max_position_embeddings"])
+        self.default_voice = default_voice(self.voices)
+        self.context = context(config)
         self.thinker_defaults = _thinker_defaults(model_path)
-        self._window = int(thinker["audio_config"]["n_window"])
+        self._window = int(config["thinker_config"]["audio_config"]["n_window"])
         self._prompt = PromptBuilder(model_path)
         self._positions = RopeIndex.from_config(config)
         self._hear = AudioFeatures(model_path)
@@ -139,7 +139,7 @@ class Preprocessor:
             return self.default_voice
         if voice.lower() not in self.voices:
             valid = f"valid: {', '.join(self.voices)}" if self.voices else "this checkpoint has no voices"
-            raise InvalidArgument(f"unknown voice {voice!r}; {valid}")
+            raise InvalidArgument(f"voice: unknown voice {voice!r}; {valid}")
         return voice.lower()
 
     def _sampling_params(self, given: dict[str, Any]) -> tuple[SamplingParams, SamplingParams]:

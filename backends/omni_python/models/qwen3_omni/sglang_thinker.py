@@ -60,7 +60,7 @@ def thinker_scheduler(
 
 def text_config(text: Any) -> dict[str, Any]:
     """A thinker's or talker's `text_config` as SGLang's decoder reads it."""
-    given = text.to_dict()
+    given = vars(text)
     rope = text.rope_parameters
     if given.get("mlp_only_layers") or given.get("decoder_sparse_step", 1) != 1:
         raise OmniError('engine "sglang" runs decoders with experts in every layer alone; take engine "torch"')

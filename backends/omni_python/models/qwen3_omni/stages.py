@@ -18,6 +18,7 @@ from torch import nn
 
 from omni_python.layers.decoder import Decoder, DecoderConfig
 from omni_python.layers.fused_decoder import unsupported
+from omni_python.models.qwen3_omni.architecture import model_config
 from omni_python.models.qwen3_omni.checkpoint import load_json
 from omni_python.models.qwen3_omni.code2wav import load_code2wav
 from omni_python.models.qwen3_omni.decode import DecodeScheduler
@@ -31,7 +32,7 @@ from omni_python.models.qwen3_omni.talker_prompt import TalkerTokens
 from omni_python.models.qwen3_omni.talker_runner import TalkerModelRunner
 from omni_python.models.qwen3_omni.thinker import Thinker, load_thinker
 from omni_python.models.qwen3_omni.thinker_runner import MediaTokens, ThinkerModelRunner
-from omni_python.models.qwen3_omni.weights import decoder_config, model_config
+from omni_python.models.qwen3_omni.weights import decoder_config
 from omni_python.proto.errors import InvalidArgument
 from omni_python.scheduling.base import Scheduler
 from omni_python.scheduling.code2wav import Code2WavScheduler

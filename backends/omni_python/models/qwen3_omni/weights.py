@@ -3,25 +3,17 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 from torch import nn
 
 from omni_python.layers.decoder import DecoderConfig
-from omni_python.models.qwen3_omni.checkpoint import CheckpointError, load_config
+from omni_python.models.qwen3_omni.checkpoint import CheckpointError
 
 M = TypeVar("M", bound=nn.Module)
 
 _EXPERT = re.compile(r"(.*\.experts\.)(\d+)\.(gate_proj|up_proj|down_proj)\.weight")
-
-
-def model_config(path: str | Path) -> Any:
-    """The checkpoint's `Qwen3OmniMoeConfig`, whose class knows the default of every key that config.json leaves out."""
-    from transformers import Qwen3OmniMoeConfig
-
-    return Qwen3OmniMoeConfig.from_dict(load_config(path))
 
 
 def decoder_config(text: Any) -> DecoderConfig:
