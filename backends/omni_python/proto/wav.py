@@ -15,10 +15,15 @@ def pcm16(samples: np.ndarray) -> bytes:
 
 def wav_file(samples: np.ndarray, sample_rate: int) -> bytes:
     """A whole 16-bit mono WAV file of float samples [n] in -1..1."""
+    return wav_of_pcm16(pcm16(samples), sample_rate)
+
+
+def wav_of_pcm16(data: bytes, sample_rate: int) -> bytes:
+    """A whole 16-bit mono WAV file of little-endian int16 samples."""
     buffer = io.BytesIO()
     with wave.open(buffer, "wb") as file:
         file.setnchannels(1)
         file.setsampwidth(2)
         file.setframerate(sample_rate)
-        file.writeframes(pcm16(samples))
+        file.writeframes(data)
     return buffer.getvalue()

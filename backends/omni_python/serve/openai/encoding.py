@@ -127,7 +127,7 @@ class _Codec:
 
     def push(self, samples: np.ndarray) -> bytes:
         if len(samples):
-            for frame in self._resampler.resample(_frame(samples, self._sample_rate, self._count)):
+            for frame in self._resampler.resample(audio_frame(samples, self._sample_rate, self._count)):
                 self._container.mux(self._stream.encode(frame))
             self._count += len(samples)
         return self._pipe.take()
@@ -156,7 +156,7 @@ class _Tempo:
     def push(self, samples: np.ndarray) -> np.ndarray:
         if not len(samples):
             return samples
-        self._graph.push(_frame(samples, self._sample_rate, self._count))
+        self._graph.push(audio_frame(samples, self._sample_rate, self._count))
         self._count += len(samples)
         return self._pull()
 
@@ -186,7 +186,8 @@ def _tempos(speed: float) -> list[float]:
     return [*tempos, speed]
 
 
-def _frame(samples: np.ndarray, sample_rate: int, start: int) -> av.AudioFrame:
+def audio_frame(samples: np.ndarray, sample_rate: int, start: int) -> av.AudioFrame:
+    """FFmpeg's frame of float32 samples [n], the first of which is number `start` of its stream."""
     frame = av.AudioFrame.from_ndarray(np.ascontiguousarray(samples, np.float32)[None], format="flt", layout="mono")
     frame.sample_rate, frame.pts, frame.time_base = sample_rate, start, Fraction(1, sample_rate)
     return frame

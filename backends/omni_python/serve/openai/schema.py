@@ -12,41 +12,62 @@ ChatFormat = Literal["wav", "mp3", "flac", "opus", "aac", "pcm16"]
 SpeechFormat = Literal["wav", "mp3", "flac", "opus", "aac", "pcm"]
 
 
-class _Body(BaseModel):
+class Body(BaseModel):
+    """What clients send: no field beside the declared ones."""
+
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class TextPart(_Body):
+class SamplingFields(Body):
+    """How to draw tokens. Beyond OpenAI's: `top_k`, `repetition_penalty`, `ignore_eos`, and `talker`, the speech's own
+    sampling parameters."""
+
+    temperature: Annotated[Number, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[Number, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[StrictInt, Field(ge=0)] | None = None
+    repetition_penalty: Annotated[Number, Field(gt=0, le=10)] | None = None
+    seed: Annotated[StrictInt, Field(ge=0, le=2**63 - 1)] | None = None
+    ignore_eos: StrictBool | None = None
+    talker: dict[str, Any] | None = None
+
+    @property
+    def sampling(self) -> dict[str, Any]:
+        """The pipeline's sampling parameters."""
+        given = {name: getattr(self, name) for name in SamplingFields.model_fields}
+        return {name: value for name, value in given.items() if value is not None}
+
+
+class TextPart(Body):
     type: Literal["text"]
     text: Text
 
 
-class _Audio(_Body):
+class _Audio(Body):
     data: StrictStr
     format: StrictStr | None = None
 
 
-class InputAudioPart(_Body):
+class InputAudioPart(Body):
     type: Literal["input_audio"]
     input_audio: _Audio
 
 
-class _Url(_Body):
+class _Url(Body):
     url: StrictStr
     detail: Literal["auto"] | None = None
 
 
-class ImageUrlPart(_Body):
+class ImageUrlPart(Body):
     type: Literal["image_url"]
     image_url: _Url
 
 
-class AudioUrlPart(_Body):
+class AudioUrlPart(Body):
     type: Literal["audio_url"]
     audio_url: _Url
 
 
-class VideoUrlPart(_Body):
+class VideoUrlPart(Body):
     type: Literal["video_url"]
     video_url: _Url
 
@@ -54,23 +75,23 @@ class VideoUrlPart(_Body):
 Part = Annotated[TextPart | InputAudioPart | ImageUrlPart | AudioUrlPart | VideoUrlPart, Field(discriminator="type")]
 
 
-class _AudioId(_Body):
+class _AudioId(Body):
     id: StrictStr
 
 
-class SystemMessage(_Body):
+class SystemMessage(Body):
     role: Literal["system", "developer"]
     content: Text | list[TextPart]
     name: StrictStr | None = None
 
 
-class UserMessage(_Body):
+class UserMessage(Body):
     role: Literal["user"]
     content: Text | list[Part]
     name: StrictStr | None = None
 
 
-class AssistantMessage(_Body):
+class AssistantMessage(Body):
     """What the assistant said before: its text, or the id of its speech, whose transcript is then taken."""
 
     role: Literal["assistant"]
@@ -89,18 +110,17 @@ class AssistantMessage(_Body):
 Message = Annotated[SystemMessage | UserMessage | AssistantMessage, Field(discriminator="role")]
 
 
-class AudioOptions(_Body):
+class AudioOptions(Body):
     voice: StrictStr | None = None
     format: ChatFormat = "wav"
 
 
-class StreamOptions(_Body):
+class StreamOptions(Body):
     include_usage: StrictBool = False
 
 
-class ChatRequest(_Body):
-    """`POST /v1/chat/completions`. Beyond OpenAI's: `top_k`, `repetition_penalty`, `ignore_eos`, and `talker`, the
-    speech's own sampling parameters."""
+class ChatRequest(SamplingFields):
+    """`POST /v1/chat/completions`."""
 
     model: StrictStr
     messages: Annotated[list[Message], Field(min_length=1)]
@@ -108,16 +128,9 @@ class ChatRequest(_Body):
     audio: AudioOptions | None = None
     stream: StrictBool = False
     stream_options: StreamOptions | None = None
-    temperature: Annotated[Number, Field(ge=0, le=2)] | None = None
-    top_p: Annotated[Number, Field(gt=0, le=1)] | None = None
-    top_k: Annotated[StrictInt, Field(ge=0)] | None = None
-    repetition_penalty: Annotated[Number, Field(gt=0, le=10)] | None = None
-    seed: Annotated[StrictInt, Field(ge=0, le=2**63 - 1)] | None = None
     stop: Text | Annotated[list[Text], Field(max_length=16)] | None = None
     max_completion_tokens: Annotated[StrictInt, Field(ge=1)] | None = None
     max_tokens: Annotated[StrictInt, Field(ge=1)] | None = None
-    ignore_eos: StrictBool | None = None
-    talker: dict[str, Any] | None = None
     n: Literal[1] | None = None
     user: StrictStr | None = None
     metadata: dict[str, str] | None = None
@@ -138,12 +151,11 @@ class ChatRequest(_Body):
 
     @property
     def sampling(self) -> dict[str, Any]:
-        """The pipeline's sampling parameters."""
-        names = ("temperature", "top_p", "top_k", "repetition_penalty", "seed", "ignore_eos", "talker")
-        given = {name: getattr(self, name) for name in names}
-        given["stop"] = [self.stop] if isinstance(self.stop, str) else self.stop
-        given["max_tokens"] = self.max_completion_tokens or self.max_tokens
-        return {name: value for name, value in given.items() if value is not None}
+        own = {
+            "stop": [self.stop] if isinstance(self.stop, str) else self.stop,
+            "max_tokens": self.max_completion_tokens or self.max_tokens,
+        }
+        return {**super().sampling, **{name: value for name, value in own.items() if value is not None}}
 
 
 class StageTime(BaseModel):
@@ -159,7 +171,7 @@ class StageTime(BaseModel):
     """It was done."""
 
 
-class SpeechRequest(_Body):
+class SpeechRequest(Body):
     """`POST /v1/audio/speech`."""
 
     model: StrictStr
