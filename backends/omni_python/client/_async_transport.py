@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 
 import grpc
 import grpc.aio
 import numpy as np
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from omni_python.client import _protocol
+from omni_python.client import _protocol, _regions
 from omni_python.client._errors import RequestFailed
+from omni_python.client._regions import InputTensor, Region, SharedMemory
 
 
 class AsyncTransport:
@@ -32,7 +35,47 @@ class AsyncTransport:
             return False
         return bool(reply.ready)
 
-    async def infer(self, model: str, inputs: Mapping[str, np.ndarray]) -> AsyncGenerator[dict[str, np.ndarray], None]:
+    @contextlib.asynccontextmanager
+    async def sharing(
+        self, inputs: Mapping[str, np.ndarray], kind: SharedMemory | None
+    ) -> AsyncIterator[Mapping[str, InputTensor]]:
+        """As `Transport.sharing`."""
+        tensors, region = _regions.shared(inputs, kind)
+        if region is None:
+            yield tensors
+            return
+        try:
+            try:
+                await _regions.register(self._stub, region)
+            except grpc.RpcError as error:
+                raise _protocol.region_refusal(error, self.url, await self._is_alive()) from None
+            region.hide()
+            yield tensors
+        finally:
+            region.hide()  # before: a registration that is still on its way then fails
+            # A second cancellation would end an await of this task alone.
+            await asyncio.shield(asyncio.ensure_future(self._unshare(region)))
+
+    async def _unshare(self, region: Region) -> None:
+        try:
+            await self._unregister(region)
+        finally:
+            region.close()
+
+    async def _unregister(self, region: Region) -> None:
+        # A channel of its own: the client may have been closed while the answer came.
+        async with grpc.aio.insecure_channel(self.url, options=_protocol.channel_options(self.url)) as channel:
+            stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+            for wait in _regions.waits():
+                try:
+                    await _regions.unregister(stub, region)
+                    return
+                except grpc.RpcError as error:
+                    if error.code() == grpc.StatusCode.UNAVAILABLE:  # a dead server holds nothing
+                        return
+                await asyncio.sleep(wait)
+
+    async def infer(self, model: str, inputs: Mapping[str, InputTensor]) -> AsyncGenerator[dict[str, np.ndarray], None]:
         """The outputs of each response, by name. Leaving the iterator cancels the request.
 
         Raises a subclass of `RequestFailed` with the server's message, `ServerUnreachable`, `ConnectionLost`.

@@ -26,6 +26,7 @@ from omni_python.client._errors import (
     Unavailable,
     UnknownPipeline,
 )
+from omni_python.client._regions import InputTensor, SharedTensor
 
 LOOK_UP_S = 5.0
 """Patience for the small calls, which a healthy server answers in milliseconds."""
@@ -68,9 +69,15 @@ def _is_loopback(url: str) -> bool:
         return False
 
 
-def infer_request(model: str, inputs: Mapping[str, np.ndarray]) -> service_pb2.ModelInferRequest:
+def infer_request(model: str, inputs: Mapping[str, InputTensor]) -> service_pb2.ModelInferRequest:
     request = service_pb2.ModelInferRequest(model_name=model)
     for name, array in inputs.items():
+        if isinstance(array, SharedTensor):
+            tensor = request.inputs.add(name=name, datatype=array.datatype, shape=array.shape)
+            tensor.parameters["shared_memory_region"].string_param = array.region
+            tensor.parameters["shared_memory_offset"].int64_param = array.offset
+            tensor.parameters["shared_memory_byte_size"].int64_param = array.nbytes
+            continue
         dtype = np_to_triton_dtype(array.dtype)
         request.inputs.add(name=name, datatype=dtype, shape=array.shape)
         request.raw_input_contents.append(serialize_byte_tensor(array).item() if dtype == "BYTES" else array.tobytes())
@@ -103,6 +110,16 @@ def refusal(message: str) -> RequestFailed | None:
     code, _, text = message.partition(": ")
     kind = _FAILURES.get(code)
     return kind(text) if kind is not None else None
+
+
+def region_refusal(error: grpc.RpcError, url: str, alive: bool) -> OmniClientError:
+    """The error of a region's registration, for which a healthy server has one reason: it cannot map the region."""
+    if not alive:
+        return failure(error, url, answered=False, alive=False)
+    return NotSupported(
+        f"{url} cannot open this machine's shared memory: it runs on another host, in a container of its own, or for "
+        f"another user; leave shared_memory out ({' '.join(str(error.details()).split())})"
+    )
 
 
 def failure(error: grpc.RpcError, url: str, answered: bool, alive: bool) -> OmniClientError:

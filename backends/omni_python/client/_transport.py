@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+import contextlib
+import time
+from collections.abc import Generator, Iterator, Mapping
 
 import grpc
 import numpy as np
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from omni_python.client import _protocol
+from omni_python.client import _protocol, _regions
 from omni_python.client._errors import RequestFailed
+from omni_python.client._regions import InputTensor, Region, SharedMemory
 
 
 class Transport:
@@ -31,7 +34,46 @@ class Transport:
             return False
         return bool(reply.ready)
 
-    def infer(self, model: str, inputs: Mapping[str, np.ndarray]) -> Generator[dict[str, np.ndarray], None, None]:
+    @contextlib.contextmanager
+    def sharing(
+        self, inputs: Mapping[str, np.ndarray], kind: SharedMemory | None
+    ) -> Iterator[Mapping[str, InputTensor]]:
+        """The inputs, the large ones in memory shared with the server if `kind` names one, until the end of the block.
+
+        Raises `NotSupported` where that cannot be, and `ServerUnreachable`.
+        """
+        tensors, region = _regions.shared(inputs, kind)
+        if region is None:
+            yield tensors
+            return
+        try:
+            try:
+                _regions.register(self._stub, region)
+            except grpc.RpcError as error:
+                raise _protocol.region_refusal(error, self.url, self._is_alive()) from None
+            region.hide()
+            yield tensors
+        finally:
+            region.hide()  # before: a registration that is still on its way then fails
+            try:
+                self._unregister(region)
+            finally:
+                region.close()
+
+    def _unregister(self, region: Region) -> None:
+        # A channel of its own: the client may have been closed while the answer came.
+        with grpc.insecure_channel(self.url, options=_protocol.channel_options(self.url)) as channel:
+            stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+            for wait in _regions.waits():
+                try:
+                    _regions.unregister(stub, region)
+                    return
+                except grpc.RpcError as error:
+                    if error.code() == grpc.StatusCode.UNAVAILABLE:  # a dead server holds nothing
+                        return
+                time.sleep(wait)
+
+    def infer(self, model: str, inputs: Mapping[str, InputTensor]) -> Generator[dict[str, np.ndarray], None, None]:
         """The outputs of each response, by name. Leaving the iterator cancels the request.
 
         Raises a subclass of `RequestFailed` with the server's message, `ServerUnreachable`, `ConnectionLost`.
