@@ -14,7 +14,7 @@ from omni_python.layers.cuda_graph import GraphedOnCuda
 from omni_python.models.qwen3_omni.checkpoint import read_tensors
 from omni_python.models.qwen3_omni.dummy import LoadFormat, built_dummy, is_dummy
 from omni_python.models.qwen3_omni.vocoder import Vocoder
-from omni_python.models.qwen3_omni.weights import fill
+from omni_python.models.qwen3_omni.weights import fill, on_meta
 
 SAMPLE_RATE = 24000
 """Of the published model (its processor's `sampling_rate` of speech); config.json does not say it."""
@@ -101,6 +101,6 @@ def load_code2wav(
     """The vocoder of the checkpoint at `path`, whose config is `config`."""
     if is_dummy(load_format):
         return Code2Wav(built_dummy(lambda: Vocoder(config.code2wav_config), dtype, device))
-    with torch.device("meta"):
+    with on_meta():
         module = Vocoder(config.code2wav_config)
     return Code2Wav(fill(module, read_tensors(path, "code2wav.", dtype, device), "code2wav"))

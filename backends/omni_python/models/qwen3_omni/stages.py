@@ -32,7 +32,7 @@ from omni_python.models.qwen3_omni.talker_prompt import TalkerTokens
 from omni_python.models.qwen3_omni.talker_runner import TalkerModelRunner
 from omni_python.models.qwen3_omni.thinker import Thinker, load_thinker
 from omni_python.models.qwen3_omni.thinker_runner import MediaTokens, ThinkerModelRunner
-from omni_python.models.qwen3_omni.weights import decoder_config
+from omni_python.models.qwen3_omni.weights import decoder_config, on_meta
 from omni_python.proto.errors import InvalidArgument
 from omni_python.scheduling.base import Scheduler
 from omni_python.scheduling.code2wav import Code2WavScheduler
@@ -99,7 +99,7 @@ def create_thinker(
 
         if kernels == "fused":
             raise InvalidArgument('kernels "fused" are for the thinker on engine "torch"; SGLang brings its own')
-        with torch.device("meta"):
+        with on_meta():
             weights = _rank_bytes(Thinker(text), text, torch_dtype, tp_size)
         if talker_stage is not None:  # the tapped hidden state
             needs = replace(needs, kept_per_token=text.hidden_size * torch_dtype.itemsize)
@@ -155,7 +155,7 @@ def create_talker(
         from omni_python.models.qwen3_omni import sglang_talker
         from omni_python.models.qwen3_omni.sglang_talker_runner import SGLangTalkerRunner
 
-        with torch.device("meta"):
+        with on_meta():
             made = Talker(config.talker_config, config.thinker_config.text_config.vocab_size)
         weights = _rank_bytes(made, text, torch_dtype, tp_size)
         sizes = (max_running, needs.tokens(kv_tokens, memory, weights), prefill_tokens)

@@ -17,7 +17,7 @@ from omni_python.layers.kv_cache import PAGE_TOKENS, AttentionPlan, KVRow, Paged
 from omni_python.model_runner.sampler import draw
 from omni_python.models.qwen3_omni.checkpoint import read_tensors
 from omni_python.models.qwen3_omni.dummy import LoadFormat, draw_weights, is_dummy
-from omni_python.models.qwen3_omni.weights import decoder_config, fill
+from omni_python.models.qwen3_omni.weights import decoder_config, fill, on_meta
 
 RESIDUAL_TOP_K = 50
 RESIDUAL_TOP_P = 0.8
@@ -161,11 +161,11 @@ def load_talker(
 ) -> Talker:
     """The talker of the checkpoint at `path`, whose `Qwen3OmniMoeConfig` is `config`."""
     if is_dummy(load_format):
-        with torch.device("meta"):
+        with on_meta():
             talker = Talker(config.talker_config, config.thinker_config.text_config.vocab_size)
         return draw_weights(talker, dtype, device)
     tensors = read_tensors(path, "talker.", dtype, device)
     tensors["thinker_embedding.weight"] = read_tensors(path, "thinker.model.embed_tokens.", dtype, device)["weight"]
-    with torch.device("meta"):
+    with on_meta():
         talker = Talker(config.talker_config, config.thinker_config.text_config.vocab_size)
     return fill(talker, tensors, "talker")

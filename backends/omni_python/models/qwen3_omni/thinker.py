@@ -11,7 +11,7 @@ from torch import nn
 from omni_python.layers.decoder import Decoder, DecoderConfig
 from omni_python.models.qwen3_omni.checkpoint import read_tensors
 from omni_python.models.qwen3_omni.dummy import LoadFormat, draw_weights, is_dummy
-from omni_python.models.qwen3_omni.weights import decoder_config, fill
+from omni_python.models.qwen3_omni.weights import decoder_config, fill, on_meta
 
 
 class TextDecoder(Decoder):
@@ -38,7 +38,7 @@ def load_thinker(
     """The thinker of the checkpoint at `path`, whose `Qwen3OmniMoeConfig` is `config`."""
     text = config.thinker_config.text_config
     if is_dummy(load_format):
-        with torch.device("meta"):
+        with on_meta():
             thinker = Thinker(text)
         return draw_weights(thinker, dtype, device)
     tensors = {f"model.{name}": t for name, t in read_tensors(path, "thinker.model.", dtype, device).items()}
@@ -46,6 +46,6 @@ def load_thinker(
         tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"]
     else:
         tensors["lm_head.weight"] = read_tensors(path, "thinker.lm_head.", dtype, device)["weight"]
-    with torch.device("meta"):
+    with on_meta():
         thinker = Thinker(text)
     return fill(thinker, tensors, "thinker")

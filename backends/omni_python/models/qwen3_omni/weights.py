@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from omni_python.layers.decoder import DecoderConfig
 from omni_python.models.qwen3_omni.checkpoint import CheckpointError
@@ -48,6 +51,24 @@ def decoder_config(text: Any) -> DecoderConfig:
         normalise_experts=getattr(text, "norm_topk_prob", True),
         dense_layers=frozenset(dense),
     )
+
+
+@contextmanager
+def on_meta() -> Iterator[None]:
+    """Modules made here have weights without data, and no values are drawn for them: on the meta device torch brings in
+    its compiler for that, which takes a second to import."""
+    with torch.device("meta"), _Undrawn():
+        yield
+
+
+class _Undrawn(TorchFunctionMode):
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        given = kwargs or {}
+        if getattr(func, "__module__", None) == nn.init.__name__:
+            return given["tensor"] if "tensor" in given else args[0]
+        return func(*args, **given)
 
 
 def fuse_experts(tensors: dict[str, torch.Tensor]) -> None:
