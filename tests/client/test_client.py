@@ -18,6 +18,7 @@ from omni_python.client import (
     Finished,
     InvalidRequest,
     OmniClient,
+    PipelineInfo,
     RequestFailed,
     ServerUnreachable,
     TextDelta,
@@ -51,6 +52,12 @@ def wait_for(condition: Callable[[], bool], timeout: float = 5.0) -> bool:
             return False
         time.sleep(0.05)
     return True
+
+
+def test_a_pipeline_describes_itself(forward: OmniClient, noop_server: TritonServer) -> None:
+    assert forward.info() == PipelineInfo(modalities=("text",))
+    with OmniClient(noop_server.grpc_url, "nowhere") as client, pytest.raises(UnknownPipeline, match="noop_forward"):
+        client.info()
 
 
 def test_deltas_come_one_by_one(forward: OmniClient) -> None:

@@ -29,6 +29,7 @@ def pipelines(draw: st.DrawFn) -> PipelineConfig:
         model_path="org/" + draw(NAMES.filter(lambda name: name.strip("_-"))),
         entry_stage=draw(st.sampled_from([None, names[0]])),
         terminal_stages_fn=draw(st.none() | DOTTED),
+        info_fn=draw(st.none() | DOTTED),
         relay_backend=draw(st.sampled_from(["shm", "nccl", "nixl", "mooncake"])),
         endpoints=EndpointsConfig(base_path=draw(st.sampled_from([None, "/run/omni"]))),
         env_defaults=draw(st.dictionaries(st.sampled_from(["A", "OMP_NUM_THREADS"]), TEXT)),

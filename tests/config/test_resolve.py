@@ -119,6 +119,7 @@ def test_all_functions_are_checked() -> None:
         **speech_data(
             {
                 "terminal_stages_fn": f"{HERE}.a1",
+                "info_fn": f"{HERE}.a8",
                 "prepare.project_payload": {"encoder": f"{HERE}.a2"},
                 "aggregate.merge_fn": f"{HERE}.a3",
                 "aggregate.wait_for_fn": f"{HERE}.a4",
@@ -130,6 +131,7 @@ def test_all_functions_are_checked() -> None:
     )
     assert {problem.path for problem in check_imports(config)} == {
         "terminal_stages_fn",
+        "info_fn",
         "stages.prepare.project_payload.encoder",
         "stages.aggregate.merge_fn",
         "stages.aggregate.wait_for_fn",

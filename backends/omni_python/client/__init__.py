@@ -15,6 +15,7 @@ from omni_python.client._errors import (
 )
 from omni_python.client._events import Answer, AudioChunk, Event, Finished, TextDelta, save_wav
 from omni_python.client._inputs import File, RequestOptions
+from omni_python.proto.info import PipelineInfo
 from omni_python.proto.timing import StageTiming
 
 __all__ = [
@@ -30,6 +31,7 @@ __all__ = [
     "NotSupported",
     "OmniClient",
     "OmniClientError",
+    "PipelineInfo",
     "RequestFailed",
     "RequestOptions",
     "ServerUnreachable",

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
 from types import TracebackType
 from typing import Unpack
 
 import numpy as np
 
 from omni_python.client._async_transport import AsyncTransport
-from omni_python.client._events import Answer, Event, EventReader
-from omni_python.client._inputs import RequestOptions, request_inputs
+from omni_python.client._events import Answer, Event, EventReader, described
+from omni_python.client._inputs import DESCRIBE, RequestOptions, request_inputs
+from omni_python.client._regions import SharedMemory, checked_kind
+from omni_python.proto.info import PipelineInfo
 
 
 class AsyncOmniClient:
@@ -23,9 +26,18 @@ class AsyncOmniClient:
     Cancelling the task, or closing the iterator (`aclose`), cancels the request.
     """
 
-    def __init__(self, url: str = "localhost:8001", pipeline: str = "qwen3_omni") -> None:
-        """`url` is host:port of the server's gRPC service."""
+    def __init__(
+        self, url: str = "localhost:8001", pipeline: str = "qwen3_omni", *, shared_memory: SharedMemory | None = None
+    ) -> None:
+        """`url` is host:port of the server's gRPC service.
+
+        With `shared_memory`, inputs of 1 MiB and more lie in memory that the server maps, instead of going through the
+        connection: "system" is the host's (/dev/shm), "cuda" that of its first GPU, for servers whose models take
+        GPU tensors. Only for a server on this host, of this user or root; elsewhere requests raise `NotSupported`.
+        ValueError where it is neither.
+        """
         self.pipeline = pipeline
+        self._shared_memory = checked_kind(shared_memory)
         self._transport = AsyncTransport(url)
 
     async def __aenter__(self) -> AsyncOmniClient:
@@ -48,6 +60,10 @@ class AsyncOmniClient:
         """The names of the server's pipelines that are ready. Raises `ServerUnreachable`."""
         return await self._transport.pipelines()
 
+    async def info(self) -> PipelineInfo:
+        """As `OmniClient.info`."""
+        return described([outputs async for outputs in self._transport.infer(self.pipeline, DESCRIBE)])
+
     async def chat(self, text: str | None = None, **options: Unpack[RequestOptions]) -> Answer:
         """Ask, and wait for the whole answer. Takes and raises what `OmniClient.stream` does."""
         inputs = request_inputs(text, options, stream=False)
@@ -59,7 +75,11 @@ class AsyncOmniClient:
 
     async def _events(self, inputs: Mapping[str, np.ndarray]) -> AsyncGenerator[Event, None]:
         reader = EventReader()
-        async for outputs in self._transport.infer(self.pipeline, inputs):
-            for event in reader.read(outputs):
-                yield event
+        async with (
+            self._transport.sharing(inputs, self._shared_memory) as tensors,
+            aclosing(self._transport.infer(self.pipeline, tensors)) as responses,
+        ):
+            async for outputs in responses:
+                for event in reader.read(outputs):
+                    yield event
         yield reader.end(self._transport.url)

@@ -8,9 +8,11 @@ from typing import Unpack
 
 import numpy as np
 
-from omni_python.client._events import Answer, Event, EventReader
-from omni_python.client._inputs import RequestOptions, request_inputs
+from omni_python.client._events import Answer, Event, EventReader, described
+from omni_python.client._inputs import DESCRIBE, RequestOptions, request_inputs
+from omni_python.client._regions import SharedMemory, checked_kind
 from omni_python.client._transport import Transport
+from omni_python.proto.info import PipelineInfo
 
 
 class OmniClient:
@@ -27,9 +29,18 @@ class OmniClient:
     Thread-safe; any number of requests can run at once. Nothing is sent before the first request.
     """
 
-    def __init__(self, url: str = "localhost:8001", pipeline: str = "qwen3_omni") -> None:
-        """`url` is host:port of the server's gRPC service."""
+    def __init__(
+        self, url: str = "localhost:8001", pipeline: str = "qwen3_omni", *, shared_memory: SharedMemory | None = None
+    ) -> None:
+        """`url` is host:port of the server's gRPC service.
+
+        With `shared_memory`, inputs of 1 MiB and more lie in memory that the server maps, instead of going through the
+        connection: "system" is the host's (/dev/shm), "cuda" that of its first GPU, for servers whose models take
+        GPU tensors. Only for a server on this host, of this user or root; elsewhere requests raise `NotSupported`.
+        ValueError where it is neither.
+        """
         self.pipeline = pipeline
+        self._shared_memory = checked_kind(shared_memory)
         self._transport = Transport(url)
 
     def __enter__(self) -> OmniClient:
@@ -52,6 +63,10 @@ class OmniClient:
         """The names of the server's pipelines that are ready. Raises `ServerUnreachable`."""
         return self._transport.pipelines()
 
+    def info(self) -> PipelineInfo:
+        """The pipeline's modalities, voices, sample rate and context. Raises what `stream` does."""
+        return described(self._transport.infer(self.pipeline, DESCRIBE))
+
     def chat(self, text: str | None = None, **options: Unpack[RequestOptions]) -> Answer:
         """Ask, and wait for the whole answer. Takes and raises what `stream` does."""
         return Answer.collect(self._events(request_inputs(text, options, stream=False)))
@@ -70,6 +85,7 @@ class OmniClient:
 
     def _events(self, inputs: Mapping[str, np.ndarray]) -> Generator[Event, None, None]:
         reader = EventReader()
-        for outputs in self._transport.infer(self.pipeline, inputs):
-            yield from reader.read(outputs)
+        with self._transport.sharing(inputs, self._shared_memory) as tensors:
+            for outputs in self._transport.infer(self.pipeline, tensors):
+                yield from reader.read(outputs)
         yield reader.end(self._transport.url)

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from omni_python.client._errors import ConnectionLost
+from omni_python.proto.info import PipelineInfo, decode_info
 from omni_python.proto.timing import StageTiming
 from omni_python.proto.wav import wav_file
 
@@ -46,6 +47,14 @@ class Finished:
 
 
 Event = TextDelta | AudioChunk | Finished
+
+
+def described(outputs: Iterable[Mapping[str, np.ndarray]]) -> PipelineInfo:
+    """The answer to a request for the pipeline's description. Raises `ConnectionLost` where there is none."""
+    for output in outputs:
+        if "description" in output:
+            return decode_info(output["description"][0])
+    raise ConnectionLost("the server stopped before it described the pipeline")
 
 
 class EventReader:

@@ -34,6 +34,10 @@ class RequestOptions(TypedDict, total=False):
     `{"temperature": 0.7, "talker": {"seed": 1}}`."""
 
 
+DESCRIBE = {"describe": np.array([True])}
+"""The inputs that ask for a pipeline's description."""
+
+
 def request_inputs(text: str | None, options: RequestOptions, *, stream: bool) -> dict[str, np.ndarray]:
     """The request's input tensors by name.
 

@@ -188,7 +188,8 @@ class PipelineDeclaration(ConfigModel):
 
     `model_path` is a Hugging Face id or a folder (see `resolved_model_path` for relative ones); `runtime_overrides`
     maps a stage to factory arguments that win over its `factory_args`; `terminal_stages_fn(request)` picks the
-    terminal stages of one request. `config_cls` is filled in with the class's dotted path.
+    terminal stages of one request; `info_fn(model_path)` makes the `PipelineInfo` that clients can ask for.
+    `config_cls` is filled in with the class's dotted path.
     """
 
     config_cls: StrictStr | None = None
@@ -196,6 +197,7 @@ class PipelineDeclaration(ConfigModel):
     model_path: Annotated[StrictStr, Field(min_length=1)]
     entry_stage: StrictStr | None = None
     terminal_stages_fn: DottedPath | None = None
+    info_fn: DottedPath | None = None
     relay_backend: RelayBackend = "shm"
     endpoints: EndpointsConfig = EndpointsConfig()
     limits: LimitsConfig = LimitsConfig()

@@ -111,6 +111,8 @@ def dotted_functions(config: PipelineConfig) -> Iterator[tuple[str, str]]:
     """Every function that the configuration names apart from the factories: (dotted path, the field's path)."""
     if config.terminal_stages_fn is not None:
         yield config.terminal_stages_fn, "terminal_stages_fn"
+    if config.info_fn is not None:
+        yield config.info_fn, "info_fn"
     for stage in config.stages:
         path = f"stages.{stage.name}"
         for field in ("route_fn", "wait_for_fn", "merge_fn", "stream_done_to_fn"):

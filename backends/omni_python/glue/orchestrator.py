@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,10 +15,11 @@ from omni_python.glue.context import ModelContext
 from omni_python.glue.metrics import MetricsWriter, Sample
 from omni_python.glue.recovery import ModelReloader
 from omni_python.glue.request import parse_request
-from omni_python.glue.response import TritonSink, send_error
-from omni_python.pipeline.build import limits, pipeline_spec, relay_settings
+from omni_python.glue.response import TritonSink, send_description, send_error
+from omni_python.pipeline.build import limits, pipeline_info, pipeline_spec, relay_settings
 from omni_python.pipeline.coordinator import Coordinator
 from omni_python.proto.errors import OmniError
+from omni_python.proto.info import PipelineInfo
 
 log = logging.getLogger(__name__)
 
@@ -26,6 +29,7 @@ class Orchestrator:
 
     def __init__(self, context: ModelContext) -> None:
         spec = pipeline_spec(context.config)
+        self._context = context
         self._reloader = ModelReloader(
             resolve_topology(context.config),
             lambda process, replica, why: self._coordinator.give_up(process, replica, why),
@@ -46,6 +50,10 @@ class Orchestrator:
     def execute(self, requests: Sequence[Any]) -> None:
         for request in requests:
             sender = request.get_response_sender()
+            if any(tensor.name() == "describe" for tensor in request.inputs()):
+                # Reading the checkpoint for the first time takes seconds.
+                threading.Thread(target=self._describe, args=(sender,), name="omni-describe", daemon=True).start()
+                continue
             try:
                 self._coordinator.check_room()
                 tensors = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
@@ -58,6 +66,17 @@ class Orchestrator:
                 if not isinstance(error, OmniError):
                     log.exception("a request could not be read")
                 send_error(sender, OmniError.of(error))
+
+    def _describe(self, sender: Any) -> None:
+        try:
+            send_description(sender, self._info)
+        except Exception as error:
+            log.exception("the pipeline could not be described")
+            send_error(sender, OmniError.of(error))
+
+    @functools.cached_property
+    def _info(self) -> PipelineInfo:
+        return pipeline_info(self._context.config, self._context.repository)
 
     def finalize(self) -> None:
         self._metrics.stop()

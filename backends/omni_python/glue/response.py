@@ -13,6 +13,7 @@ import triton_python_backend_utils as pb_utils
 
 from omni_python.glue.request import ParsedRequest
 from omni_python.proto.errors import ErrorCode, OmniError, Unavailable
+from omni_python.proto.info import PipelineInfo, encode_info
 from omni_python.proto.payload import AudioOutput, Payload, TextOutput
 from omni_python.proto.timing import StageTiming
 from omni_python.proto.wav import pcm16, wav_file
@@ -36,6 +37,11 @@ def send_error(sender: Any, error: OmniError) -> None:
     Triton 24.10 crashes after some hundreds of errors."""
     triton_error = pb_utils.TritonError(f"{error.code.name}: {error}", _CODES[error.code])
     sender.send(pb_utils.InferenceResponse(error=triton_error), flags=_FINAL)
+
+
+def send_description(sender: Any, info: PipelineInfo) -> None:
+    """The one response to a request for the pipeline's description."""
+    sender.send(pb_utils.InferenceResponse([_bytes("description", encode_info(info))]), flags=_FINAL)
 
 
 class TritonSink:

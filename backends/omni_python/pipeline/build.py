@@ -12,6 +12,7 @@ from omni_python.pipeline.gpu_share import take_gpu_share
 from omni_python.pipeline.spec import Limits, PipelineSpec
 from omni_python.pipeline.stage import StageSpec
 from omni_python.proto.errors import OmniError
+from omni_python.proto.info import PipelineInfo
 from omni_python.relay.base import RelaySettings
 from omni_python.relay.ways import relay_gpu
 from omni_python.scheduling.base import Scheduler
@@ -35,6 +36,16 @@ def limits(config: PipelineConfig) -> Limits:
     """The coordinator's bounds."""
     given = config.limits
     return Limits(given.max_in_flight, given.max_queued, given.deadline_s, given.grace_s, given.silence_s)
+
+
+def pipeline_info(config: PipelineConfig, repository: Path) -> PipelineInfo:
+    """What the pipeline tells its clients; raises what its `info_fn` raises, and OmniError where that gives no info."""
+    if config.info_fn is None:
+        return PipelineInfo()
+    info = resolve_dotted(config.info_fn, "info_fn")(resolved_model_path(config, repository))
+    if not isinstance(info, PipelineInfo):
+        raise OmniError(f"info_fn returned a {type(info).__name__}, not a PipelineInfo")
+    return info
 
 
 def _feeders(topology: Topology, stage: str) -> frozenset[str]:

@@ -38,6 +38,8 @@ INPUTS: tuple[TensorSpec, ...] = (
     TensorSpec("sampling_parameters", "BYTES", (1,)),
     TensorSpec("stream", "BOOL", (1,)),
     TensorSpec("exclude_input_in_output", "BOOL", (1,)),
+    # True, and nothing else, asks for `description` alone.
+    TensorSpec("describe", "BOOL", (1,)),
 )
 """Inputs of the orchestrator. All are optional to Triton; the request parser checks which belong together."""
 
@@ -56,6 +58,8 @@ OUTPUTS: tuple[TensorSpec, ...] = (
     # JSON: [{"stage", "start", "first", "end"}, ...] in the order of the starts: when each stage got its first input,
     # gave its first output, and was done, in seconds since the request was admitted.
     TensorSpec("stage_timings", "BYTES", (1,)),
+    # JSON: the pipeline's modalities, voices and so on, as in `PipelineInfo`.
+    TensorSpec("description", "BYTES", (1,)),
 )
 """Outputs of the orchestrator."""
 

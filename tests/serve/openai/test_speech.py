@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -9,6 +11,8 @@ import numpy as np
 import openai
 import pytest
 
+from omni_python.client import OmniClient, PipelineInfo
+from omni_python.serve.triton_server import TritonServer
 from tests.serve.openai.test_encoding import decoded
 
 MODEL = "qwen3_omni"
@@ -47,6 +51,26 @@ def test_speech_refusals(sdk: openai.OpenAI, http: httpx.Client) -> None:
         sdk.audio.speech.create(model=MODEL, input="", voice="ethan")
     reply = http.post("/v1/audio/speech", json={"model": MODEL, "input": "x", "response_format": "midi"})
     assert reply.status_code == 400 and reply.json()["error"]["param"] == "response_format"
+
+
+def test_voices(http: httpx.Client) -> None:
+    reply = http.get("/v1/audio/voices").json()["voices"]
+    assert [voice["id"] for voice in reply] == ["aiden", "chelsie", "ethan"]
+    assert [voice["name"] for voice in reply if voice["default"]] == ["Ethan"]
+    assert {voice["model"] for voice in reply} == {MODEL}
+    assert http.get("/v1/audio/voices", params={"model": MODEL}).json()["voices"] == reply
+    assert http.get("/v1/audio/voices", params={"model": "qwen3_omni_text"}).json() == {"voices": []}
+    missing = http.get("/v1/audio/voices", params={"model": "gpt-5"})
+    assert missing.status_code == 404 and "qwen3_omni, qwen3_omni_text" in missing.json()["error"]["message"]
+
+
+def test_the_pipelines_describe_themselves(server: TritonServer, checkpoint: Path) -> None:
+    config = json.loads((checkpoint / "config.json").read_text())
+    context = config["thinker_config"]["text_config"]["max_position_embeddings"]
+    with OmniClient(server.grpc_url, MODEL) as client:
+        assert client.info() == PipelineInfo(("text", "audio"), ("aiden", "chelsie", "ethan"), "ethan", 24000, context)
+    with OmniClient(server.grpc_url, "qwen3_omni_text") as client:
+        assert client.info() == PipelineInfo(("text",), context=context)
 
 
 def test_models_health_and_metrics(sdk: openai.OpenAI, http: httpx.Client) -> None:

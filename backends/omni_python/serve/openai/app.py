@@ -13,11 +13,12 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from starlette.exceptions import HTTPException
 
-from omni_python.client import AsyncOmniClient, OmniClientError
+from omni_python.client import AsyncOmniClient, OmniClientError, PipelineInfo
 from omni_python.serve.openai.chat import ChatCompletion
 from omni_python.serve.openai.conversation import SpokenAnswers
 from omni_python.serve.openai.encoding import content_type
 from omni_python.serve.openai.errors import ApiError, api_error, validation_error
+from omni_python.serve.openai.page import router as playground
 from omni_python.serve.openai.schema import ChatRequest, SpeechRequest
 from omni_python.serve.openai.speech import spoken
 
@@ -73,6 +74,13 @@ def create_app(grpc_url: str, metrics_url: str | None = None) -> FastAPI:
             raise ApiError(404, f"The model {name!r} does not exist; there are: {valid}.", "model_not_found", "model")
         return _model(name)
 
+    @app.get("/v1/audio/voices")
+    async def voices(model: str | None = None) -> dict[str, Any]:
+        """The voices of all pipelines, or of one."""
+        names = [model] if model is not None else await client("").pipelines()
+        infos = [(name, await client(name).info()) for name in names]
+        return {"voices": [_voice(name, voice, info) for name, info in infos for voice in info.voices]}
+
     @app.get("/health")
     async def health() -> Response:
         """200 where a pipeline is ready, else 503."""
@@ -93,11 +101,16 @@ def create_app(grpc_url: str, metrics_url: str | None = None) -> FastAPI:
             raise ApiError(503, f"Triton's metrics do not answer at {metrics_url}: {error}", "no_metrics") from None
         return Response(reply.content, reply.status_code, media_type=reply.headers.get("content-type"))
 
+    app.include_router(playground)
     return app
 
 
 def _model(name: str) -> dict[str, Any]:
     return {"id": name, "object": "model", "created": 0, "owned_by": "omni_python"}
+
+
+def _voice(model: str, name: str, info: PipelineInfo) -> dict[str, Any]:
+    return {"id": name, "name": name.capitalize(), "model": model, "default": name == info.default_voice}
 
 
 async def _server_sent(chunks: AsyncIterator[dict[str, Any]]) -> AsyncIterator[bytes]:
