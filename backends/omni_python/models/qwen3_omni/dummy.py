@@ -40,10 +40,7 @@ def draw_weights(module: M, dtype: torch.dtype, device: str) -> M:
 
 
 def built_dummy(build: Callable[[], Any], dtype: torch.dtype, device: str) -> Any:
-    """What `build` makes, a module of transformers, with that library's own random weights, drawn on `device`.
-
-    Its buffers keep their type, as they do when a checkpoint is loaded.
-    """
+    """What `build` makes, with torch's own random weights of its layers, drawn on `device`."""
     with torch.device(device):
         module: nn.Module = build()
     for weight in module.parameters():

@@ -1,4 +1,4 @@
-"""The audio and the vision encoder, each alone: Hugging Face's modules with the weights of their own prefix.
+"""The audio and the vision encoder, each alone: a tower with the weights of its own prefix.
 
 Both encode several requests together, in forwards of bounded size: long inputs in pieces, short ones side by side.
 """
@@ -14,7 +14,9 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 
-from omni_python.models.qwen3_omni.checkpoint import load_config, read_tensors
+from omni_python.models.qwen3_omni.architecture import model_config
+from omni_python.models.qwen3_omni.audio_tower import AudioTower
+from omni_python.models.qwen3_omni.checkpoint import read_tensors
 from omni_python.models.qwen3_omni.dummy import LoadFormat, built_dummy, is_dummy
 from omni_python.models.qwen3_omni.encoder_pieces import (
     AudioPiece,
@@ -26,6 +28,8 @@ from omni_python.models.qwen3_omni.encoder_pieces import (
 )
 from omni_python.models.qwen3_omni.features import audio_tokens
 from omni_python.models.qwen3_omni.payloads import AudioEmbeds, AudioInput, VisionEmbeds, VisionInput
+from omni_python.models.qwen3_omni.vision_tower import VisionTower
+from omni_python.models.qwen3_omni.weights import fill, on_meta
 from omni_python.proto.errors import Unsupported
 
 DEFAULT_PATCHES = 8192
@@ -47,12 +51,9 @@ class AudioEncoder:
         load_format: LoadFormat = "auto",
         max_batch_frames: int = DEFAULT_FRAMES,
     ) -> None:
-        from transformers.models.qwen3_omni_moe.configuration_qwen3_omni_moe import Qwen3OmniMoeAudioEncoderConfig
-        from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import Qwen3OmniMoeAudioEncoder
-
-        config = Qwen3OmniMoeAudioEncoderConfig(**load_config(model_path)["thinker_config"]["audio_config"])
+        config = model_config(model_path).thinker_config.audio_config
         weights = _Weights(model_path, "thinker.audio_tower.", device, dtype, load_format)
-        self._tower = _load_tower(Qwen3OmniMoeAudioEncoder, config, weights)
+        self._tower = _load_tower(AudioTower, config, weights)
         self._device, self._dtype = device, dtype
         self._windows = AudioWindows.of(config.n_window, config.n_window_infer)
         self.max_batch_frames = max_batch_frames
@@ -81,11 +82,7 @@ class AudioEncoder:
 
     @torch.inference_mode()
     def _forward(self, pieces: Sequence[AudioPiece]) -> list[torch.Tensor]:
-        """The tokens of each piece, all pieces of equal `width`.
-
-        Chunks, the places of their tokens and the windows are given to the tower, which would else derive them from the
-        pieces as if each were a whole clip, and pad their chunks by another length.
-        """
+        """The tokens of each piece, all pieces of equal `width`."""
         width = pieces[0].width
         chunks, lengths = [], []
         for piece in pieces:
@@ -94,29 +91,18 @@ class AudioEncoder:
             lengths += [min(width, piece.size - start) for start in range(0, piece.size, width)]
         per_chunk = audio_tokens(width, self._windows.chunk // 2)
         tokens = [audio_tokens(piece.size, self._windows.chunk // 2) for piece in pieces]
-        made = self._tower(
-            padded_feature=torch.cat(chunks),
-            chunk_lengths=torch.tensor(lengths),
-            valid_indices=self._places(lengths, per_chunk),
-            cu_seqlens=self._borders(tokens, per_chunk),
-            return_dict=True,
-        )
-        return list(made.last_hidden_state.float().cpu().split(tokens))
+        made = self._tower(torch.cat(chunks), self._places(lengths, per_chunk), self._windows_of(tokens, per_chunk))
+        return list(made.float().cpu().split(tokens))
 
     def _places(self, lengths: Sequence[int], per_chunk: int) -> torch.Tensor:
         """Where the tokens of each chunk lie among all, of which every chunk has `per_chunk`."""
         counts = torch.tensor([audio_tokens(length, self._windows.chunk // 2) for length in lengths])
         return (torch.arange(per_chunk) < counts[:, None]).flatten().nonzero()[:, 0].to(self._device)
 
-    def _borders(self, tokens: Sequence[int], per_chunk: int) -> torch.Tensor:
-        """Where the windows of attention begin, and the last one ends."""
+    def _windows_of(self, tokens: Sequence[int], per_chunk: int) -> list[int]:
+        """How long the windows of attention of each piece are."""
         window = per_chunk * (self._windows.window // self._windows.chunk)
-        borders, end = [0], 0
-        for count in tokens:
-            borders += range(end + window, end + count, window)
-            end += count
-            borders.append(end)
-        return torch.tensor(borders, dtype=torch.int32)
+        return [min(window, count - start) for count in tokens for start in range(0, count, window)]
 
 
 class VisionEncoder:
@@ -133,12 +119,9 @@ class VisionEncoder:
         load_format: LoadFormat = "auto",
         max_batch_patches: int = DEFAULT_PATCHES,
     ) -> None:
-        from transformers.models.qwen3_omni_moe.configuration_qwen3_omni_moe import Qwen3OmniMoeVisionEncoderConfig
-        from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import Qwen3OmniMoeVisionEncoder
-
-        config = Qwen3OmniMoeVisionEncoderConfig(**load_config(model_path)["thinker_config"]["vision_config"])
+        config = model_config(model_path).thinker_config.vision_config
         weights = _Weights(model_path, "thinker.visual.", device, dtype, load_format)
-        self._tower = _load_tower(Qwen3OmniMoeVisionEncoder, config, weights)
+        self._tower = _load_tower(VisionTower, config, weights)
         self._device, self._dtype = device, dtype
         self._merged = config.spatial_merge_size**2
         self.max_batch_patches = max_batch_patches
@@ -165,9 +148,8 @@ class VisionEncoder:
     def _forward(self, pieces: Sequence[VisionPiece]) -> list[list[torch.Tensor]]:
         """Of each piece, the embeddings of its tokens and those of every deepstack layer."""
         pixels = torch.cat([piece.pixels for piece in pieces]) if len(pieces) > 1 else pieces[0].pixels
-        grids = torch.tensor([piece.grid for piece in pieces], device=self._device)
         try:
-            made = self._tower(pixels.to(self._device, self._dtype), grid_thw=grids, return_dict=True)
+            made, deepstack = self._tower(pixels.to(self._device, self._dtype), [piece.grid for piece in pieces])
         except torch.cuda.OutOfMemoryError as error:
             largest = max(piece.grid[1] * piece.grid[2] for piece in pieces)
             raise Unsupported(
@@ -175,7 +157,7 @@ class VisionEncoder:
                 "one, or give the stage a larger total_gpu_memory_fraction"
             ) from error
         tokens = [piece.size // self._merged for piece in pieces]
-        kinds = [kind.float().cpu().split(tokens) for kind in (made.pooler_output, *made.deepstack_features)]
+        kinds = [kind.float().cpu().split(tokens) for kind in (made, *deepstack)]
         return [list(of_piece) for of_piece in zip(*kinds, strict=True)]
 
 
@@ -226,10 +208,11 @@ class _Weights(NamedTuple):
     load_format: LoadFormat
 
 
-def _load_tower(tower_class: Any, config: Any, weights: _Weights) -> Any:
-    """One of transformers' encoder modules with the weights of its prefix, or random ones."""
+def _load_tower(tower_class: type[AudioTower] | type[VisionTower], config: Any, weights: _Weights) -> Any:
+    """A tower with the weights of its prefix, or random ones."""
     if is_dummy(weights.load_format):
-        return built_dummy(lambda: tower_class._from_config(config), weights.dtype, weights.device)
-    tower = tower_class(config)
-    tower.load_state_dict(read_tensors(weights.model_path, weights.prefix, weights.dtype), assign=True)
-    return tower.to(weights.device).eval()
+        return built_dummy(lambda: tower_class(config), weights.dtype, weights.device)
+    with on_meta():
+        tower = tower_class(config)
+    tensors = read_tensors(weights.model_path, weights.prefix, weights.dtype, weights.device)
+    return fill(tower, tensors, weights.prefix.rstrip("."))
