@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import json
 import random
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +15,7 @@ import pytest
 from transformers import Qwen3OmniMoeConfig
 
 from omni_python.models.qwen3_omni.architecture import complete
+from tests.models.tiny_model import checkpoint
 
 PUBLISHED = Path(__file__).parent / "published_config.json"
 
@@ -65,3 +68,19 @@ def test_rope_of_older_checkpoints_is_found() -> None:
         rope = getattr(own, part).text_config.rope_parameters
         expected = getattr(theirs, part).text_config.rope_parameters
         assert {key: rope[key] for key in expected} == expected
+
+
+@pytest.mark.parametrize("process", ["front", "thinker", "speech"])
+def test_no_process_waits_for_transformers_or_the_compiler(process: str) -> None:
+    """Each takes seconds to import, which a dead stage's return to service would take longer."""
+    program = (
+        "import sys\n"
+        "from pathlib import Path\n"
+        "from omni_python.models.qwen3_omni.config import Qwen3OmniSpeechPipelineConfig\n"
+        "from omni_python.pipeline.build import build_stages\n"
+        "config = Qwen3OmniSpeechPipelineConfig(model_path=sys.argv[1])\n"
+        "assert build_stages(config, sys.argv[2], Path())\n"
+        "heavy = {'transformers', 'torch._dynamo', 'torch._inductor', 'sglang', 'scipy', 'pandas', 'matplotlib'}\n"
+        "assert not heavy & set(sys.modules), heavy & set(sys.modules)\n"
+    )
+    subprocess.run([sys.executable, "-c", program, str(checkpoint()), process], check=True)

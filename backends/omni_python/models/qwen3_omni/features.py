@@ -29,11 +29,12 @@ class AudioFeatures:
     """Log-mel spectra with the checkpoint's preprocessor_config.json."""
 
     def __init__(self, model_path: str | Path) -> None:
-        from transformers import WhisperFeatureExtractor
-
-        self._extractor = WhisperFeatureExtractor.from_dict(load_json(model_path, "preprocessor_config.json"))
-        self.sample_rate: int = self._extractor.sampling_rate
-        self._shortest: int = self._extractor.n_fft // 2 + 1
+        given = load_json(model_path, "preprocessor_config.json")
+        self.sample_rate: int = given.get("sampling_rate", 16000)
+        self._hop: int = given.get("hop_length", 160)
+        self._fft: int = given.get("n_fft", 400)
+        self._mel = mel_filters(given.get("feature_size", 80), self._fft, self.sample_rate)
+        self._shortest: int = self._fft // 2 + 1
 
     def __call__(self, clips: Sequence[np.ndarray]) -> AudioInput:
         """Features of mono float32 clips [n] at `sample_rate`, all clips of one request at once.
@@ -46,17 +47,37 @@ class AudioFeatures:
             raise InvalidArgument(
                 f"audio of {short} samples is too short; at least {self._shortest} at {self.sample_rate} Hz are needed"
             )
-        made = self._extractor(
-            list(clips),
-            sampling_rate=self.sample_rate,
-            padding=True,
-            truncation=False,
-            return_attention_mask=True,
-            return_tensors="pt",
-        )
-        mask = made["attention_mask"].bool()
-        features = made["input_features"].permute(0, 2, 1)[mask].T.contiguous()
-        return AudioInput(features=features, lengths=mask.sum(1))
+        samples = torch.zeros(len(clips), max(clip.size for clip in clips))
+        for row, clip in zip(samples, clips, strict=True):
+            row[: clip.size] = torch.from_numpy(np.ascontiguousarray(clip, np.float32))
+        spectra = self._log_mel(samples)
+        lengths = [min(math.ceil(clip.size / self._hop), spectra.shape[2]) for clip in clips]
+        features = torch.cat([spectrum[:, :length] for spectrum, length in zip(spectra, lengths, strict=True)], dim=1)
+        return AudioInput(features=features.contiguous(), lengths=torch.tensor(lengths))
+
+    def _log_mel(self, samples: torch.Tensor) -> torch.Tensor:
+        """Samples [clips, n] to [clips, mel bins, n / hop]: decades, from 8 below a clip's loudest up, as Whisper
+        scales them."""
+        window = torch.hann_window(self._fft)
+        power = torch.stft(samples, self._fft, self._hop, window=window, return_complex=True)[..., :-1].abs() ** 2
+        decades = (self._mel @ power).clamp(min=1e-10).log10()
+        return (torch.maximum(decades, decades.amax(dim=(1, 2), keepdim=True) - 8.0) + 4.0) / 4.0
+
+
+def mel_filters(bins: int, fft: int, sample_rate: int) -> torch.Tensor:
+    """Triangles between 0 and 8 kHz, evenly apart on Slaney's mel scale, of area 1: float32 [bins, fft / 2 + 1].
+
+    The scale is linear up to 1 kHz (3 mel for 200 Hz) and logarithmic above (27 mel for a factor of 6.4).
+    """
+    knee, step = 15.0, math.log(6.4) / 27.0
+    highest = knee + math.log(8000.0 / 1000.0) / step
+    mels = np.linspace(0.0, highest, bins + 2)
+    edges = np.where(mels < knee, mels * 200.0 / 3.0, 1000.0 * np.exp((mels - knee) * step))
+    left, middle, right = edges[:-2, None], edges[1:-1, None], edges[2:, None]
+    frequencies = np.linspace(0.0, sample_rate // 2, fft // 2 + 1)
+    rising, falling = (frequencies - left) / (middle - left), (right - frequencies) / (right - middle)
+    triangles = np.maximum(0.0, np.minimum(rising, falling)) * 2.0 / (right - left)
+    return torch.from_numpy(triangles).float()
 
 
 def audio_tokens(frames: int, window: int = 50) -> int:

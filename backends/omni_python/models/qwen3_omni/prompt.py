@@ -9,9 +9,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import tokenizers  # type: ignore[import-untyped]
 import torch
 
-from omni_python.models.qwen3_omni.checkpoint import CheckpointError, load_config, load_json
+from omni_python.models.qwen3_omni.chat_template import load_template
+from omni_python.models.qwen3_omni.checkpoint import CheckpointError, load_config
+from omni_python.models.qwen3_omni.detokenizer import load_tokenizer
 from omni_python.proto.errors import InvalidArgument
 from omni_python.proto.request import AudioPart, ImagePart, Message, TextPart, VideoPart
 
@@ -40,12 +43,10 @@ class PromptBuilder:
     """Renders and tokenizes with what the checkpoint directory holds."""
 
     def __init__(self, model_path: str | Path) -> None:
-        from transformers import AutoTokenizer
-
         config = load_config(model_path)
         thinker = config["thinker_config"]
-        self.tokenizer = AutoTokenizer.from_pretrained(model_path)
-        self.template = _chat_template(Path(model_path), self.tokenizer.chat_template)
+        self.tokenizer = load_tokenizer(model_path)
+        self._template = load_template(model_path)
         self._image = thinker["image_token_id"]
         self._video = thinker["video_token_id"]
         self._audio = thinker["audio_token_id"]
@@ -67,9 +68,7 @@ class PromptBuilder:
                         f"text must not contain the special token {found}; pass media as content parts"
                     )
         turns = [{"role": message.role, "content": _content(message)} for message in messages]
-        return self.tokenizer.apply_chat_template(
-            turns, chat_template=self.template, tokenize=False, add_generation_prompt=True
-        )
+        return self._template.render(turns)
 
     def expand(
         self,
@@ -85,7 +84,7 @@ class PromptBuilder:
         audio, images, clips = iter(audio_tokens), iter(image_tokens), iter(videos)
         ids: list[int] = []
         try:
-            for token in self.tokenizer(text)["input_ids"]:
+            for token in self.tokenizer.encode(text).ids:
                 if token == self._audio:
                     ids.extend([token] * next(audio))
                 elif token == self._image:
@@ -130,21 +129,10 @@ def _content(message: Message) -> str | list[dict[str, str]]:
     ]
 
 
-def _chat_template(directory: Path, of_tokenizer: str | None) -> str:
-    """From chat_template.jinja, else the tokenizer's configuration, else chat_template.json (older checkpoints)."""
-    if (directory / "chat_template.jinja").exists():
-        return (directory / "chat_template.jinja").read_text("utf-8")
-    if of_tokenizer:
-        return of_tokenizer
-    if (directory / "chat_template.json").exists():
-        return str(load_json(directory, "chat_template.json")["chat_template"])
-    raise CheckpointError(f"checkpoint {str(directory)!r} has no chat template (chat_template.jinja)")
-
-
-def _audio_end(thinker: dict[str, int], tokenizer: object) -> int:
+def _audio_end(thinker: dict[str, int], tokenizer: tokenizers.Tokenizer) -> int:
     """The id of `<|audio_end|>`, which not every config.json names."""
     given = thinker.get("audio_end_token_id")
-    return tokenizer.convert_tokens_to_ids("<|audio_end|>") if given is None else given  # type: ignore[attr-defined]
+    return int(tokenizer.token_to_id("<|audio_end|>") if given is None else given)
 
 
 def _mismatch(what: str) -> CheckpointError:
