@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
 import threading
 import time
@@ -142,6 +143,24 @@ def test_admission_is_bounded_and_says_its_numbers(directory: Path) -> None:
         pipeline.wait_empty()
         pipeline.submit()[1].wait()
         assert pipeline.coordinator.finished[RequestState.COMPLETED] == 6
+
+
+def test_requests_that_would_be_late_are_refused_once_others_were(line: Pipeline) -> None:
+    """Of 20 at once, each of which works for 50 ms and has half a second, ten or so are served."""
+    sinks = [line.submit(deadline=0.5, delay=0.05)[1] for _ in range(20)]
+    for sink in sinks:
+        with contextlib.suppress(DeadlineExceeded):
+            sink.wait()
+    assert line.coordinator.finished[RequestState.COMPLETED] >= 3
+    assert line.coordinator.finished[RequestState.FAILED] >= 3
+    admitted = []
+    with pytest.raises(Unavailable, match="at the present pace one more would take about .* its deadline of 0.5 s"):
+        for _ in range(20):
+            admitted.append(line.submit(deadline=0.5, delay=0.05)[1])
+    for sink in admitted:
+        with contextlib.suppress(DeadlineExceeded):
+            sink.wait()
+    line.submit(deadline=0.5)[1].wait()
 
 
 def test_a_queued_request_can_be_aborted(directory: Path) -> None:

@@ -165,7 +165,8 @@ class Coordinator:
     def submit(self, request: OmniRequest, sink: ResponseSink, deadline: float | None = None) -> str:
         """Admit a request, with `deadline` seconds for it, and return its id at once; all else reaches `sink`.
 
-        Raises `Unavailable` when too many are in flight and waiting, or the server is to stop.
+        Raises `Unavailable` when too many are in flight and waiting, or so many that this one would be late, or the
+        server is to stop.
         """
         seconds = self.limits.deadline if deadline is None else min(deadline, self.limits.deadline)
         terminals = self.spec.active_terminals(request)
@@ -174,7 +175,7 @@ class Coordinator:
         now = time.monotonic()
         record = _Request(request_id, sink, terminals, processes, now, now + seconds, request, request.stream)
         with self._lock:
-            starts = self._admission.admit(request_id, record)
+            starts = self._admission.admit(request_id, record, seconds)
             was_idle = not self._requests
             self._requests[request_id] = record
         if was_idle:
@@ -473,7 +474,8 @@ class Coordinator:
                 return
             request.state = state
             self.finished[state] += 1
-            starting = list(self._admission.release(request.id))
+            served, late = state is RequestState.COMPLETED, isinstance(error, DeadlineExceeded)
+            starting = list(self._admission.release(request.id, served, late))
         self._registry.release(request.route)
         for following in starting:
             self._submissions.put(following)
