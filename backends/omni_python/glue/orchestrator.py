@@ -6,8 +6,11 @@ import functools
 import json
 import logging
 import threading
+import time
 from collections.abc import Sequence
 from typing import Any
+
+import triton_python_backend_utils as pb_utils
 
 from omni_python.config.topology import resolve_topology
 from omni_python.glue.bls import call_stage
@@ -15,7 +18,7 @@ from omni_python.glue.context import ModelContext
 from omni_python.glue.metrics import MetricsWriter, Sample
 from omni_python.glue.recovery import ModelReloader
 from omni_python.glue.request import parse_request
-from omni_python.glue.response import TritonSink, send_description, send_error
+from omni_python.glue.response import TritonSink, send_description, send_error, send_uptime
 from omni_python.pipeline.build import limits, pipeline_info, pipeline_spec, relay_settings
 from omni_python.pipeline.coordinator import Coordinator
 from omni_python.proto.errors import OmniError
@@ -28,6 +31,7 @@ class Orchestrator:
     """Reads requests, admits them, and leaves the rest to the coordinator; `execute` never waits."""
 
     def __init__(self, context: ModelContext) -> None:
+        self._started = time.monotonic()
         spec = pipeline_spec(context.config)
         self._context = context
         self._reloader = ModelReloader(
@@ -50,9 +54,9 @@ class Orchestrator:
     def execute(self, requests: Sequence[Any]) -> None:
         for request in requests:
             sender = request.get_response_sender()
-            if any(tensor.name() == "describe" for tensor in request.inputs()):
-                # Reading the checkpoint for the first time takes seconds.
-                threading.Thread(target=self._describe, args=(sender,), name="omni-describe", daemon=True).start()
+            describe = pb_utils.get_input_tensor_by_name(request, "describe")
+            if describe is not None:
+                self._describe(sender, bool(describe.as_numpy().all()))
                 continue
             try:
                 self._coordinator.check_room()
@@ -67,7 +71,13 @@ class Orchestrator:
                     log.exception("a request could not be read")
                 send_error(sender, OmniError.of(error))
 
-    def _describe(self, sender: Any) -> None:
+    def _describe(self, sender: Any, whole: bool) -> None:
+        if whole:  # reading the checkpoint for the first time takes seconds
+            threading.Thread(target=self._send_info, args=(sender,), name="omni-describe", daemon=True).start()
+        else:
+            send_uptime(sender, time.monotonic() - self._started)
+
+    def _send_info(self, sender: Any) -> None:
         try:
             send_description(sender, self._info)
         except Exception as error:

@@ -44,6 +44,12 @@ def send_description(sender: Any, info: PipelineInfo) -> None:
     sender.send(pb_utils.InferenceResponse([_bytes("description", encode_info(info))]), flags=_FINAL)
 
 
+def send_uptime(sender: Any, seconds: float) -> None:
+    """The one response to a client that wonders whether its request's orchestrator still lives."""
+    tensor = pb_utils.Tensor("uptime_ms", np.array([seconds * 1000], np.int64))
+    sender.send(pb_utils.InferenceResponse([tensor]), flags=_FINAL)
+
+
 class TritonSink:
     """One request's way back to its client.
 

@@ -8,7 +8,6 @@ from omni_python.config.memory import MemoryShare, memory_shares, share_table
 from omni_python.config.schema import PipelineConfig
 from omni_python.config.topology import ProcessGroup
 from omni_python.proto.errors import Unavailable
-from omni_python.scheduling.memory_budget import CONTEXT_BYTES, gib
 
 
 def take_gpu_share(config: PipelineConfig, group: ProcessGroup, replica: int = 0, rank: int = 0) -> None:
@@ -34,6 +33,11 @@ def take_gpu_share(config: PipelineConfig, group: ProcessGroup, replica: int = 0
 
 def check_free(gpu: int, process: str, shares: Sequence[MemoryShare], asked: int, free: int, total: int) -> None:
     """Raise `Unavailable` unless `asked` bytes are `free`; this process's own context is taken already."""
+    from omni_python.scheduling.memory_budget import (  # brings torch; orchestrators import this module
+        CONTEXT_BYTES,
+        gib,
+    )
+
     if asked <= free + CONTEXT_BYTES:
         return
     others = [share for share in shares if share.process != process]

@@ -38,7 +38,7 @@ INPUTS: tuple[TensorSpec, ...] = (
     TensorSpec("sampling_parameters", "BYTES", (1,)),
     TensorSpec("stream", "BOOL", (1,)),
     TensorSpec("exclude_input_in_output", "BOOL", (1,)),
-    # True, and nothing else, asks for `description` alone.
+    # Alone: True asks for `description`, False for `uptime_ms`.
     TensorSpec("describe", "BOOL", (1,)),
 )
 """Inputs of the orchestrator. All are optional to Triton; the request parser checks which belong together."""
@@ -60,6 +60,8 @@ OUTPUTS: tuple[TensorSpec, ...] = (
     TensorSpec("stage_timings", "BYTES", (1,)),
     # JSON: the pipeline's modalities, voices and so on, as in `PipelineInfo`.
     TensorSpec("description", "BYTES", (1,)),
+    # Milliseconds since the orchestrator was started: requests that are older went to one that died.
+    TensorSpec("uptime_ms", "INT64", (1,)),
 )
 """Outputs of the orchestrator."""
 
