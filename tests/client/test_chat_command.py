@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import base64
+import fcntl
+import json
 import os
 import pty
 import re
 import select
-import signal
+import shutil
+import struct
 import subprocess
 import sys
+import termios
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from omni_python.commands.demonstration import PHOTO, QUESTION
@@ -20,6 +28,8 @@ from omni_python.serve.triton_server import TritonServer
 from tests.e2e import metrics
 
 OMNI = str(Path(sys.executable).with_name("omni"))
+LARGE = str(Path(np.__file__).parent.parent.joinpath("torch", "lib", "libtorch_python.so"))
+"""A file of some megabytes."""
 
 
 def chat(
@@ -32,7 +42,7 @@ def chat(
 def test_prints_the_answer_and_its_figures(noop_server: TritonServer, tmp_path: Path) -> None:
     result = chat(noop_server, "Hi", "--sampling", '{"chunks": 2, "chunk_bytes": 3}', folder=tmp_path)
     assert (result.returncode, result.stdout) == (0, 'xxxxxx{"chunks":2}\n')
-    assert result.stderr.startswith("time to first text: 0.") and result.stderr.count("\n") == 1
+    assert result.stderr.startswith("first text ") and result.stderr.count("\n") == 1
     assert list(tmp_path.iterdir()) == [], "the pipeline did not speak"
 
 
@@ -49,6 +59,8 @@ def test_question_from_standard_input_or_media(noop_server: TritonServer) -> Non
         (["x", "--sampling", "[1]"], 2, "--sampling: must be a JSON object"),
         (["x", "--image", "none.jpg"], 2, "cannot read none.jpg: No such file"),
         (["x", "--out", "none/a.wav"], 2, "--out: there is no folder none"),
+        (["x", "--json", "--image", "none.jpg"], 2, "cannot read none.jpg: No such file"),
+        (["x", "--shared-memory", "cuda", "--image", LARGE], 1, "needs"),
         ([], 2, "there is no question"),
         ([""], 2, "there is no question"),
         (["x", "--temperature", "0.5"], 1, "unknown field `temperature`"),
@@ -66,34 +78,65 @@ def test_errors_are_one_line(
     assert re.search(message, result.stderr), result.stderr
 
 
-class Terminal:
-    """A program on a terminal of its own."""
+def test_json_is_one_object(noop_server: TritonServer) -> None:
+    result = chat(noop_server, "--json", "--sampling", '{"chunks": 2, "chunk_bytes": 3}', stdin="Hi\n")
+    assert (result.returncode, result.stderr, result.stdout.count("\n")) == (0, "", 1)
+    answer = json.loads(result.stdout)
+    timings = answer.pop("timings")
+    assert answer == {
+        "text": 'xxxxxx{"chunks":2}',
+        "finish_reason": "stop",
+        "usage": {"input_tokens": 0, "output_tokens": 0},
+        "speech": None,
+    }
+    assert 0 < timings["first_text"] <= timings["total"] and timings["first_audio"] is None
 
-    def __init__(self, *command: str) -> None:
+
+def test_media_in_shared_memory(noop_server: TritonServer) -> None:
+    result = chat(noop_server, "Hi", "--video", LARGE, "--shared-memory", "system")
+    assert (result.returncode, result.stdout) == (0, '{"chunks":0}\n')
+
+
+class Terminal:
+    """A program on a terminal of its own, which shows no colours and tells nobody where its cursor is."""
+
+    def __init__(self, home: Path, *command: str, columns: int = 80) -> None:
         self._unread = ""
         self._master, slave = pty.openpty()
+        fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+        settings = {"NO_COLOR": "1", "TERM": "xterm", "PROMPT_TOOLKIT_NO_CPR": "1", "XDG_STATE_HOME": str(home)}
         self.process = subprocess.Popen(
             command,
             stdin=slave,
             stdout=slave,
             stderr=slave,
+            cwd=home,
             start_new_session=True,
-            env={**os.environ, "NO_COLOR": "1"},
+            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+            env={**os.environ, **settings},
         )
         os.close(slave)
 
     def type(self, text: str) -> None:
         os.write(self._master, text.encode())
 
-    def read_until(self, text: str, timeout: float = 20.0) -> str:
-        """All output up to and with `text`."""
+    def read_until(self, text: str, timeout: float = 60.0) -> str:
+        """All output up to and with `text`, without what moves the cursor."""
         deadline = time.monotonic() + timeout
         while text not in self._unread:
             assert time.monotonic() < deadline, f"no {text!r} in {self._unread[-500:]!r}"
             if select.select([self._master], [], [], 0.1)[0]:
-                self._unread += os.read(self._master, 1 << 16).decode()
+                shown = os.read(self._master, 1 << 16).decode(errors="replace")
+                self._unread += re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", shown)
         before, _, self._unread = self._unread.partition(text)
         return before + text
+
+    def ask(self, line: str, expected: str) -> str:
+        """Enter a line; all output up to and with `expected`. Waits for the next prompt, too."""
+        self.type(f"{line}\r")
+        output = self.read_until(expected)
+        self.read_until(">")
+        return output
 
     def close(self) -> None:
         if self.process.poll() is None:
@@ -102,40 +145,71 @@ class Terminal:
         os.close(self._master)
 
 
-def converse(server: TritonServer, sampling: str) -> Terminal:
+@contextmanager
+def conversation(server: TritonServer, home: Path, sampling: str, columns: int = 80) -> Iterator[Terminal]:
+    """`omni chat` on a terminal, with its first prompt behind it; it has to end by itself."""
     command = [OMNI, "chat", "--url", server.grpc_url, "--pipeline", "noop_forward", "--sampling", sampling]
-    return Terminal(*command)
-
-
-def test_conversation(noop_server: TritonServer) -> None:
-    terminal = converse(noop_server, '{"chunks": 2, "chunk_bytes": 2}')
+    terminal = Terminal(home, *command, columns=columns)
     try:
-        terminal.read_until("> ")
-        for _ in range(2):
-            terminal.type("Hi\n")
-            assert 'xxxx{"chunks":2}' in terminal.read_until("time to first text")
-            terminal.read_until("> ")
-        terminal.type("\x04")
-        assert terminal.process.wait(10) == 0
+        assert "noop_forward listens. /help lists the commands" in terminal.read_until(">")
+        yield terminal
+        assert terminal.process.wait(20) == 0
     finally:
         terminal.close()
 
 
-def test_interrupt_cancels_the_answer_and_not_the_conversation(noop_server: TritonServer) -> None:
+def test_conversation(noop_server: TritonServer, tmp_path: Path) -> None:
+    shutil.copy(PHOTO, tmp_path / "my photo.jpg")
+    with conversation(noop_server, tmp_path, '{"chunks": 2, "chunk_bytes": 2}') as terminal:
+        for question in ("Hi", "And?"):
+            assert 'xxxx{"chunks":2}' in terminal.ask(question, "first text ")
+        terminal.ask("/imge photo.jpg", "/imge: no such command; there are /audio, /clear, /help")
+        terminal.ask("/image none.jpg", "cannot read none.jpg: No such file")
+        terminal.ask("/voice", "this pipeline does not speak")
+        terminal.ask("/save a.wav", "there is no speech to save yet")
+        terminal.ask("/image my photo.jpg", "[my photo.jpg]")
+        terminal.ask("", "first text ")
+        terminal.ask("/save said.json", "wrote said.json")
+        terminal.type("/quit\r")
+    said = json.loads((tmp_path / "said.json").read_text())
+    assert [message["role"] for message in said] == ["user", "assistant"] * 3
+    assert said[2]["content"] == [{"type": "text", "text": "And?"}]
+    assert said[3]["content"] == 'xxxx{"chunks":2}'
+    (picture,) = said[4]["content"]
+    assert picture["image_url"]["url"] == "data:image/jpeg;base64," + base64.b64encode(PHOTO.read_bytes()).decode()
+    history = tmp_path / "omni" / "chat_history"
+    assert "+And?\n" in history.read_text() and history.stat().st_mode & 0o077 == 0
+
+
+def test_interrupt_stops_the_answer_and_not_the_conversation(noop_server: TritonServer, tmp_path: Path) -> None:
     metrics.wait_empty(noop_server, "noop_forward")
     before = metrics.read(noop_server, "omni_requests_total", pipeline="noop_forward", state="aborted")
-    terminal = converse(noop_server, '{"chunks": 200000, "chunk_bytes": 2}')
-    try:
-        terminal.read_until("> ")
-        terminal.type("Hi\n")
-        terminal.read_until("xx")
-        terminal.process.send_signal(signal.SIGINT)
-        terminal.read_until("\n> ")
+    with conversation(noop_server, tmp_path, '{"chunks": 200000, "chunk_bytes": 2}') as terminal:
+        terminal.type("Hi\r")
+        terminal.read_until("xxxx")
+        terminal.type("\x03")
+        terminal.read_until("stopped")
+        terminal.read_until(">")
         metrics.wait_empty(noop_server, "noop_forward")
         after = metrics.read(noop_server, "omni_requests_total", pipeline="noop_forward", state="aborted")
         assert after == before + 1
+        terminal.type("abc\x03")
+        terminal.read_until("Ctrl-D or /quit leaves")
+        terminal.read_until(">")
+        terminal.ask("/save said.json", "wrote said.json")
+        terminal.ask("/clear", "forgotten")
+        terminal.ask("/save nothing.json", "wrote nothing.json")
         terminal.type("\x04")
-        assert terminal.process.wait(10) == 0
+    question, answer = json.loads((tmp_path / "said.json").read_text())
+    assert question["content"] == [{"type": "text", "text": "Hi"}] and re.fullmatch("x+", answer["content"])
+    assert json.loads((tmp_path / "nothing.json").read_text()) == []
+
+
+def test_a_conversation_without_its_server_does_not_begin(tmp_path: Path) -> None:
+    terminal = Terminal(tmp_path, OMNI, "chat", "--url", "127.0.0.1:9")
+    try:
+        terminal.read_until("omni chat: no Triton server answers at 127.0.0.1:9")
+        assert terminal.process.wait(20) == 1
     finally:
         terminal.close()
 

@@ -9,22 +9,26 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from omni_python.commands.printing import dim, figures, printed
+from omni_python.commands.answering import AnswerView, answer_as_json, print_timings
 
 if TYPE_CHECKING:
-    from omni_python.client import Answer, OmniClient, RequestOptions
+    from omni_python.client import OmniClient, RequestOptions
 
 _DESCRIPTION = """\
 Ask a running server one question: its text is printed as it comes, its speech written to a WAV file. Without TEXT and
-media, on a terminal, hold a conversation: Ctrl-C drops the running answer and its question, Ctrl-D ends. Without TEXT
-and media, elsewhere, the question is read from the standard input.
+media, on a terminal, hold a conversation (/help there lists its commands; Ctrl-C stops an answer, Ctrl-D leaves).
+Without TEXT and media, elsewhere, the question is read from the standard input.
 """
 
 _EXAMPLES = """\
 examples:
+  omni chat                                             # a conversation
   omni chat "What is the capital of France?" --text-only
   omni chat --audio question.wav --image photo.jpg --out answer.wav
   omni chat "Tell me a story." --temperature 0.7 --sampling '{"talker": {"temperature": 0.9, "seed": 1}}'
+  echo "Say hi." | omni chat --json | jq -r .text
+
+exit status: 0 answered, 1 the server is not there or refuses, 2 wrong arguments, 130 stopped by Ctrl-C
 """
 
 _SAMPLING_FLAGS: tuple[tuple[str, type, str], ...] = (
@@ -73,6 +77,12 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     )
     for name, kind, what in _SAMPLING_FLAGS:
         parser.add_argument(f"--{name.replace('_', '-')}", type=kind, metavar="N", help=what)
+    parser.add_argument(
+        "--shared-memory",
+        choices=("system", "cuda"),
+        help="hand large files over in memory that the server, on this host, maps",
+    )
+    parser.add_argument("--json", action="store_true", help="print the whole answer as one JSON object, for scripts")
     return parser
 
 
@@ -85,15 +95,14 @@ def run(args: argparse.Namespace) -> int:
     try:
         options = _options(args)
         text = args.text
-        if not (args.audio or args.image or args.video):
-            if text is None and sys.stdin.isatty():
-                with OmniClient(args.url, args.pipeline) as client:
+        with OmniClient(args.url, args.pipeline, shared_memory=args.shared_memory) as client:
+            if not (args.audio or args.image or args.video):
+                if text is None and sys.stdin.isatty():
                     return _converse(client, args, options)
-            text = sys.stdin.read() if text is None else text
-            if not text.strip():
-                raise _Usage("there is no question: give TEXT, --audio, --image or --video")
-        with OmniClient(args.url, args.pipeline) as client:
-            _ask(client, _with_question(options, text, args), args.out)
+                text = sys.stdin.read() if text is None else text
+                if not text.strip():
+                    raise _Usage("there is no question: give TEXT, --audio, --image or --video")
+            _ask(client, _with_question(options, text, args), args)
             return 0
     except _Usage as error:
         print(f"omni chat: {error}", file=sys.stderr)
@@ -125,22 +134,19 @@ def _sampling(args: argparse.Namespace) -> dict[str, Any]:
     return sampling | {name: value for name, value in flags.items() if value is not None}
 
 
-def _system(args: argparse.Namespace) -> list[dict[str, Any]]:
-    return [{"role": "system", "content": args.system}] if args.system else []
-
-
 def _with_question(options: RequestOptions, text: str | None, args: argparse.Namespace) -> RequestOptions:
+    system = [{"role": "system", "content": args.system}] if args.system else []
     content = [{"type": "text", "text": text}] if text else []
     return {
         **options,
-        "messages": [*_system(args), {"role": "user", "content": content}],
+        "messages": [*system, {"role": "user", "content": content}],
         "audios": args.audio,
         "images": args.image,
         "videos": args.video,
     }
 
 
-def _ask(client: OmniClient, options: RequestOptions, out: Path) -> Answer:
+def _ask(client: OmniClient, options: RequestOptions, args: argparse.Namespace) -> None:
     """Print the answer and what it took, and write its speech."""
     from omni_python.client import Answer
 
@@ -149,36 +155,21 @@ def _ask(client: OmniClient, options: RequestOptions, out: Path) -> Answer:
     except OSError as error:
         raise _Usage(f"cannot read {error.filename}: {error.strerror}") from None
     with closing(stream) as events:
-        answer = Answer.collect(printed(events))
-    took = figures(answer)
-    if len(answer.audio):
-        answer.save_wav(out)
-        took["speech"] = str(out)
-    print(dim("  ".join(f"{label}: {value}" for label, value in took.items()), sys.stderr), file=sys.stderr)
-    return answer
+        answer = Answer.collect(events) if args.json else AnswerView(sys.stdout).collect(events)
+    speech = args.out if len(answer.audio) else None
+    if speech is not None:
+        answer.save_wav(speech)
+    if args.json:
+        print(json.dumps(answer_as_json(answer, speech), ensure_ascii=False))
+    else:
+        print_timings(answer, speech)
 
 
 def _converse(client: OmniClient, args: argparse.Namespace, options: RequestOptions) -> int:
-    """Question after question, each with all that was said before, until Ctrl-D."""
-    import readline  # noqa: F401 - gives input() its line editing
+    from omni_python.commands.conversation import Conversation
+    from omni_python.commands.conversing import converse
 
-    from omni_python.client import RequestFailed, UnknownPipeline
-
-    said = _system(args)
-    while True:
-        try:
-            text = input("> ").strip()
-            if not text:
-                continue
-            question = {"role": "user", "content": text}
-            answer = _ask(client, {**options, "messages": [*said, question]}, args.out)
-            said += [question, {"role": "assistant", "content": answer.text}]
-        except UnknownPipeline:
-            raise
-        except RequestFailed as error:
-            print(f"omni chat: {error}", file=sys.stderr)
-        except KeyboardInterrupt:
-            print()
-        except EOFError:
-            print()
-            return 0
+    if args.json:
+        raise _Usage("--json prints one answer: give TEXT, --audio, --image or --video, or pipe the question in")
+    talk = Conversation(client.info(), args.system, args.voice, not args.text_only)
+    return converse(client, talk, options, args.out)
