@@ -129,9 +129,10 @@ def test_validate_explains_which_way_payloads_go(tmp_path: Path, capsys: pytest.
         ways[edge[0]] = [line.strip() for line in edge.splitlines()[1:] if line.startswith(" " * 8)]
     inline = "up to 16 KB: in the message, cheaper than a slot and its credit"
     rest = ["larger tensors on the host: shm, same host", "processes on other hosts: nixl, relay_backend"]
+    apart = "there from GPU to GPU: nixl_cuda, relay_backend nixl"
     assert ways == {
-        "b": [inline, "tensors on the GPU: cuda_shm, same host, same GPU 0, nothing is copied", *rest],
-        "c": [inline, "tensors on the GPU: cuda_shm, same host, GPU 0 to GPU 1", *rest],
+        "b": [inline, "tensors on the GPU: cuda_shm, same host, same GPU 0, nothing is copied", *rest, apart],
+        "c": [inline, "tensors on the GPU: cuda_shm, same host, GPU 0 to GPU 1", *rest, apart],
         "d": [inline, "tensors on the GPU: shm, the receiver keeps no pool on a GPU: copied to the host first", *rest],
         "e": [inline, "tensors on the GPU: shm, the sender's relay.device is cpu: copied to the host first", *rest],
         "f": ["everything: by reference, same process"],

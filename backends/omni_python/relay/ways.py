@@ -64,6 +64,8 @@ def explain(config: PipelineConfig, topology: Topology, edge: Edge) -> Iterator[
     yield Way("larger tensors on the host", "shm", "same host")
     if config.relay_backend != "shm":
         yield Way("processes on other hosts", config.relay_backend, "relay_backend")
+        if sender is not None and receiver is not None and (relay := device_way(False, config.relay_backend)):
+            yield Way("there from GPU to GPU", relay, f"relay_backend {config.relay_backend}")
 
 
 def _replica_gpus(group: ProcessGroup) -> str:
