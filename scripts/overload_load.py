@@ -1,0 +1,242 @@
+"""A load of gRPC requests that costs little itself: raw HTTP/2 on a few connections, all on one thread.
+
+Every request is the same bytes but for its stream's number. A Python gRPC client needs about as much CPU for a request
+as the server that is measured here, on the same machine.
+"""
+
+from __future__ import annotations
+
+import selectors
+import socket
+import struct
+import time
+from dataclasses import dataclass
+
+from tritonclient.grpc import service_pb2
+
+_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+_DATA, _HEADERS, _RST_STREAM, _SETTINGS, _PING, _GOAWAY, _WINDOW_UPDATE = 0, 1, 3, 4, 6, 7, 8
+_ACK = _END_STREAM = 1
+_END_HEADERS, _PADDED = 4, 8
+_MAX_WINDOW = (1 << 31) - 1
+_FIRST_WINDOW = 65_535
+_GRANT_AGAIN = 1 << 30
+_TICK_S = 0.01
+_CONNECTIONS = 8
+_DEADLINE = "DEADLINE_EXCEEDED by gRPC"
+
+
+@dataclass(slots=True)
+class Request:
+    """Times are seconds of `time.perf_counter`; `error` is None until the request ended, "" where it was served."""
+
+    due: float
+    sent: float = 0.0
+    ended: float = 0.0
+    error: str | None = None
+
+
+class ConnectionBroken(RuntimeError):
+    """The server closed a connection, or sent what a request's small exchange has no place for."""
+
+
+class Load:
+    """Connections to `host:port`, on each of which requests like `request` can be sent and their ends awaited.
+
+    `timeout` is the seconds after which gRPC itself ends a request, as clients with deadlines ask it to; None: never.
+    """
+
+    def __init__(self, url: str, request: service_pb2.ModelInferRequest, timeout: float | None = None) -> None:
+        self._selector = selectors.DefaultSelector()
+        message = request.SerializeToString()
+        self._connections = [_Connection(url, message, timeout) for _ in range(_CONNECTIONS)]
+        for connection in self._connections:
+            self._selector.register(connection.socket, selectors.EVENT_READ, connection)
+
+    def close(self) -> None:
+        self._selector.close()
+        for connection in self._connections:
+            connection.socket.close()
+
+    @property
+    def outstanding(self) -> int:
+        return sum(len(connection.open) for connection in self._connections)
+
+    def closed_loop(self, concurrency: int, seconds: float) -> list[Request]:
+        """Those that ended within `seconds` while `concurrency` were always there; waits for the last ones, too."""
+        end = time.perf_counter() + seconds
+        ended: list[Request] = []
+        self._send([time.perf_counter()] * concurrency)
+        while self.outstanding:
+            done = self._receive(_TICK_S)
+            ended += [request for request in done if request.ended < end]
+            if time.perf_counter() < end:
+                self._send([time.perf_counter()] * len(done))
+        return ended
+
+    def open_loop(self, rate: float, seconds: float, patience: float) -> list[Request]:
+        """`rate` requests a second at equal distances, whatever becomes of them; waits `patience` seconds for the last.
+        Those that have no end then keep `error` None."""
+        start = time.perf_counter()
+        total = int(rate * seconds)
+        asked: list[Request] = []
+        while len(asked) < total:
+            now = time.perf_counter()
+            count = min(total, int((now - start) * rate) + 1) - len(asked)
+            asked += self._send([start + (len(asked) + index) / rate for index in range(count)])
+            self._receive(max(0.0, start + len(asked) / rate - time.perf_counter()))
+        last = time.perf_counter() + patience
+        while self.outstanding and time.perf_counter() < last:
+            self._receive(_TICK_S)
+        return asked
+
+    def _send(self, dues: list[float]) -> list[Request]:
+        """At those moments each was due."""
+        requests = []
+        for due in dues:
+            connection = min(self._connections, key=_Connection.load)
+            requests.append(connection.send(due))
+        for connection in self._connections:
+            connection.flush()
+        return requests
+
+    def _receive(self, timeout: float) -> list[Request]:
+        ended: list[Request] = []
+        for key, _ in self._selector.select(timeout):
+            ended += key.data.receive()
+        return ended
+
+
+class _Connection:
+    def __init__(self, url: str, message: bytes, timeout: float | None) -> None:
+        host, _, port = url.rpartition(":")
+        self.socket = socket.create_connection((host, int(port)))
+        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.open: dict[int, Request] = {}
+        body = b"\0" + struct.pack(">I", len(message)) + message
+        headers = _header_block(url, "/inference.GRPCInferenceService/ModelStreamInfer", timeout)
+        self._frames = (
+            struct.pack(">I", len(headers))[1:] + bytes((_HEADERS, _END_HEADERS)),
+            headers + struct.pack(">I", len(body))[1:] + bytes((_DATA, _END_STREAM)),
+            body,
+        )
+        self._body_bytes = len(body)
+        self._window = _FIRST_WINDOW
+        self._next_stream = 1
+        self._answers: dict[int, bytes] = {}  # of open streams, as far as they have come
+        self._errors: dict[int, str] = {}
+        self._received = b""
+        self._granted = _MAX_WINDOW
+        # Without a table of headers on either side none has to be decoded.
+        settings = struct.pack(">HIHI", 1, 0, 4, _MAX_WINDOW)
+        grant = struct.pack(">I", _MAX_WINDOW - _FIRST_WINDOW)
+        self._outgoing = bytearray(_PREFACE + _frame(_SETTINGS, 0, 0, settings) + _frame(_WINDOW_UPDATE, 0, 0, grant))
+        self._unsent: list[tuple[int, Request]] = []
+
+    def load(self) -> int:
+        return len(self.open)
+
+    def send(self, due: float) -> Request:
+        """Put a request into the next `flush`."""
+        request = Request(due)
+        self.open[self._next_stream] = request
+        self._unsent.append((self._next_stream, request))
+        self._next_stream += 2
+        return request
+
+    def flush(self) -> None:
+        """Send what the server's window has room for."""
+        now = time.perf_counter()
+        sent = 0
+        head, middle, body = self._frames
+        for stream, request in self._unsent:
+            if self._window < self._body_bytes:
+                break
+            self._window -= self._body_bytes
+            number = struct.pack(">I", stream)
+            self._outgoing += head + number + middle + number + body
+            request.sent = now
+            sent += 1
+        del self._unsent[:sent]
+        if self._outgoing:
+            self.socket.sendall(self._outgoing)
+            self._outgoing.clear()
+
+    def receive(self) -> list[Request]:
+        """The requests that have ended."""
+        data = self.socket.recv(1 << 18)
+        if not data:
+            raise ConnectionBroken("the server closed the connection")
+        now = time.perf_counter()
+        data = self._received + data
+        ended: list[Request] = []
+        at = 0
+        while at + 9 <= len(data):
+            size = int.from_bytes(data[at : at + 3], "big")
+            if at + 9 + size > len(data):
+                break
+            kind, flags = data[at + 3], data[at + 4]
+            stream = int.from_bytes(data[at + 5 : at + 9], "big")
+            self._take(kind, flags, stream, data[at + 9 : at + 9 + size])
+            if stream in self.open and (kind == _RST_STREAM or (kind in (_DATA, _HEADERS) and flags & _END_STREAM)):
+                request = self.open.pop(stream)
+                request.ended = now
+                request.error = self._errors.pop(stream, "") or _error_in(self._answers.pop(stream, b""))
+                ended.append(request)
+            at += 9 + size
+        self._received = data[at:]
+        self.flush()
+        return ended
+
+    def _take(self, kind: int, flags: int, stream: int, payload: bytes) -> None:
+        if kind == _DATA:
+            if flags & _PADDED:
+                raise ConnectionBroken("the server pads its answers")
+            self._answers[stream] = self._answers.get(stream, b"") + payload
+            self._granted -= len(payload)
+            if self._granted < _MAX_WINDOW - _GRANT_AGAIN:
+                self._granted += _GRANT_AGAIN
+                self._outgoing += _frame(_WINDOW_UPDATE, 0, 0, struct.pack(">I", _GRANT_AGAIN))
+        elif kind == _HEADERS and flags & _END_STREAM and b"grpc-status\x010" not in payload:
+            self._errors[stream] = _DEADLINE if b"grpc-status\x014" in payload else f"gRPC status in {payload!r}"
+        elif kind == _RST_STREAM:
+            self._errors[stream] = f"the stream was reset: {int.from_bytes(payload, 'big')}"
+        elif kind == _SETTINGS and not flags & _ACK:
+            self._outgoing += _frame(_SETTINGS, _ACK, 0)
+        elif kind == _PING and not flags & _ACK:
+            self._outgoing += _frame(_PING, _ACK, 0, payload)
+        elif kind == _WINDOW_UPDATE and stream == 0:
+            self._window += int.from_bytes(payload, "big")
+        elif kind == _GOAWAY:
+            raise ConnectionBroken(f"the server says goodbye: {payload[8:]!r}")
+
+
+def _frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
+    return struct.pack(">I", len(payload))[1:] + bytes((kind, flags)) + struct.pack(">I", stream) + payload
+
+
+def _error_in(answer: bytes) -> str:
+    """The error among an answer's messages, "" where there is none."""
+    at = 0
+    while at + 5 <= len(answer):
+        end = at + 5 + int.from_bytes(answer[at + 1 : at + 5], "big")
+        error = str(service_pb2.ModelStreamInferResponse.FromString(answer[at + 5 : end]).error_message)
+        if error:
+            return error
+        at = end
+    return "" if answer else "the stream ended without an answer"
+
+
+def _header_block(authority: str, path: str, timeout: float | None) -> bytes:
+    """HPACK (RFC 7541) without its table: POST and http from the static one, the rest as literals without indexing."""
+    literals = {":path": path, ":authority": authority, "te": "trailers", "content-type": "application/grpc"}
+    if timeout is not None:
+        literals["grpc-timeout"] = f"{timeout * 1000:.0f}m"
+    return b"\x83\x86" + b"".join(b"\0" + _string(name) + _string(value) for name, value in literals.items())
+
+
+def _string(text: str) -> bytes:
+    data = text.encode()
+    if len(data) > 126:
+        raise ValueError(f"too long for one byte of length: {text}")
+    return bytes((len(data),)) + data
