@@ -21,7 +21,7 @@ from omni_python.glue.request import parse_request
 from omni_python.glue.response import TritonSink, send_description, send_error, send_uptime
 from omni_python.pipeline.build import limits, pipeline_info, pipeline_spec, relay_settings
 from omni_python.pipeline.coordinator import Coordinator
-from omni_python.proto.errors import OmniError
+from omni_python.proto.errors import Cancelled, OmniError
 from omni_python.proto.info import PipelineInfo
 
 log = logging.getLogger(__name__)
@@ -60,6 +60,8 @@ class Orchestrator:
                 continue
             try:
                 self._coordinator.check_room()
+                if sender.is_cancelled():  # its deadline may have passed in Triton's own queue
+                    raise Cancelled("the client had left before the request was read")
                 tensors = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
                 parsed = parse_request(tensors, json.loads(request.parameters() or "{}"))
                 sink = TritonSink(sender, parsed)
