@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from types import TracebackType
@@ -51,6 +52,12 @@ class AsyncOmniClient:
     async def close(self) -> None:
         """Close the connection; requests that still run are cancelled."""
         await self._transport.close()
+
+    def of(self, pipeline: str) -> AsyncOmniClient:
+        """A client for another pipeline of the server, on the same connection: it goes with this one's `close`."""
+        other = copy.copy(self)
+        other.pipeline = pipeline
+        return other
 
     async def is_ready(self) -> bool:
         """Whether the server answers and the pipeline is loaded."""

@@ -162,11 +162,11 @@ BAD = [
     ({"n": 2}, "n", "Input should be 1"),
     ({"temperature": 9}, "temperature", "less than or equal to 2"),
     ({"messages": []}, "messages", "at least 1"),
-    ({"messages": [{"role": "tool", "content": "x"}]}, "messages.0", "tag 'tool'"),
-    ({"messages": [{"role": "user", "content": [{"type": "poem"}]}]}, None, "tag 'poem'"),
+    ({"messages": [{"role": "tool", "content": "x"}]}, "messages.0", "whose role is system, developer, user or assistant"),
+    ({"messages": [{"role": "user", "content": [{"type": "poem"}]}]}, "messages.0.content.0", "whose type is text,"),
     ({"messages": [{"role": "user", "content": ""}]}, None, "empty"),
     ({"modalities": ["smell"]}, "modalities.0", "'text' or 'audio'"),
-    ({"modalities": ["text", "audio"], "audio": {"voice": "nobody"}}, None, "unknown voice 'nobody'; valid: aiden"),
+    ({"modalities": ["text", "audio"], "audio": {"voice": "nobody"}}, "voice", "unknown voice 'nobody'; valid: aiden"),
     ({"audio": {"voice": "ethan"}}, None, "modalities"),
     ({"stream_options": {}}, None, "stream true"),
     ({"model": None}, "model", "valid string"),
@@ -176,7 +176,7 @@ BAD = [
                 {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}]}
             ]
         },
-        None,
+        "messages.0.content.0",
         "image",
     ),
 ]

@@ -3,63 +3,82 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager
-from typing import Any
+from typing import Annotated, Any
 
 import httpx
 from fastapi import FastAPI, Request
-from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from starlette.exceptions import HTTPException
 
+from omni_python import __version__
 from omni_python.client import AsyncOmniClient, OmniClientError, PipelineInfo
+from omni_python.serve.openai.bodies import document, documented, json_body
 from omni_python.serve.openai.chat import ChatCompletion
 from omni_python.serve.openai.conversation import SpokenAnswers
-from omni_python.serve.openai.encoding import content_type
-from omni_python.serve.openai.errors import ApiError, api_error, validation_error
+from omni_python.serve.openai.encoding import FORMATS, content_type
+from omni_python.serve.openai.errors import ApiError, api_error
 from omni_python.serve.openai.page import router as playground
-from omni_python.serve.openai.schema import ChatRequest, SpeechRequest
+from omni_python.serve.openai.realtime.route import realtime_endpoint
+from omni_python.serve.openai.schema import ChatRequest, Completion, ErrorReply, SpeechRequest
 from omni_python.serve.openai.speech import spoken
 
 
 def create_app(grpc_url: str, metrics_url: str | None = None) -> FastAPI:
     """`grpc_url` is host:port of Triton's gRPC service; `metrics_url` that of its metrics, passed on at /metrics."""
     answers = SpokenAnswers()
-    clients: dict[str, AsyncOmniClient] = {}
+    connections: list[AsyncOmniClient] = []
 
     def client(pipeline: str) -> AsyncOmniClient:
-        return clients.setdefault(pipeline, AsyncOmniClient(grpc_url, pipeline))
+        if not connections:  # made in the event loop that uses it
+            connections.append(AsyncOmniClient(grpc_url))
+        return connections[0].of(pipeline)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         yield
-        for open_client in clients.values():
-            await open_client.close()
+        for connection in connections:
+            await connection.close()
 
-    app = FastAPI(title="omni_python", summary="OpenAI-compatible API of multi-stage omni models", lifespan=lifespan)
+    app = FastAPI(
+        title="omni_python",
+        summary="OpenAI-compatible API of multi-stage omni models",
+        version=__version__,
+        lifespan=lifespan,
+        responses={kind: {"model": ErrorReply, "description": "What is wrong"} for kind in ("4XX", "5XX")},
+    )
+    document(app, [ChatRequest, SpeechRequest])
     app.add_exception_handler(ApiError, _on_api_error)
     app.add_exception_handler(OmniClientError, _on_client_error)
-    app.add_exception_handler(RequestValidationError, _on_validation_error)
     app.add_exception_handler(HTTPException, _on_http_error)
 
-    @app.post("/v1/chat/completions")
-    async def chat_completions(body: ChatRequest) -> Response:
+    @app.post(
+        "/v1/chat/completions",
+        openapi_extra=documented(ChatRequest),
+        responses={200: {"model": Completion, "content": {"text/event-stream": {}}}},
+    )
+    async def chat_completions(body: Annotated[ChatRequest, json_body(ChatRequest)]) -> Response:
         completion = ChatCompletion(body, client(body.model), answers)
         if not body.stream:
             return JSONResponse(await completion.whole())
         chunks = _server_sent(completion.chunks())
         return StreamingResponse(await _begun(chunks), media_type="text/event-stream")
 
-    @app.post("/v1/audio/speech")
-    async def audio_speech(body: SpeechRequest) -> Response:
+    @app.post(
+        "/v1/audio/speech",
+        openapi_extra=documented(SpeechRequest),
+        response_class=StreamingResponse,
+        responses={200: {"content": {form.content_type: {} for form in FORMATS.values()}}},
+    )
+    async def audio_speech(body: Annotated[SpeechRequest, json_body(SpeechRequest)]) -> Response:
         pieces = spoken(body, client(body.model))
-        first = await anext(pieces, None)
-        if first is None:
-            raise ApiError(500, "The pipeline gave no speech.", "no_speech")
-        sample_rate, data = first
-        rest = (data async for _, data in pieces)
-        return StreamingResponse(_after(data, rest), media_type=content_type(body.response_format, sample_rate))
+        sample_rate, data = await anext(pieces)
+        return StreamingResponse(
+            _after(data, _data(pieces)), media_type=content_type(body.response_format, sample_rate)
+        )
+
+    app.add_api_websocket_route("/v1/realtime", realtime_endpoint(client))
 
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:
@@ -113,13 +132,14 @@ def _voice(model: str, name: str, info: PipelineInfo) -> dict[str, Any]:
     return {"id": name, "name": name.capitalize(), "model": model, "default": name == info.default_voice}
 
 
-async def _server_sent(chunks: AsyncIterator[dict[str, Any]]) -> AsyncIterator[bytes]:
+async def _server_sent(chunks: AsyncGenerator[dict[str, Any], None]) -> AsyncGenerator[bytes, None]:
     """Chunks as server-sent events. What fails after the first chunk can only be told as one more event."""
     begun = False
     try:
-        async for chunk in chunks:
-            yield _event(chunk)
-            begun = True
+        async with aclosing(chunks):
+            async for chunk in chunks:
+                yield _event(chunk)
+                begun = True
     except OmniClientError as error:
         if not begun:
             raise
@@ -132,14 +152,20 @@ def _event(data: dict[str, Any]) -> bytes:
     return b"data: " + json.dumps(data, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
 
 
-async def _begun(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+async def _data(pieces: AsyncGenerator[tuple[int, bytes], None]) -> AsyncGenerator[bytes, None]:
+    async with aclosing(pieces):
+        async for _, data in pieces:
+            yield data
+
+
+async def _begun(pieces: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
     """Waits for the first piece, so that a request that is refused gets its status and not a broken stream."""
     return _after(await anext(pieces), pieces)
 
 
-async def _after(first: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    yield first
-    async with aclosing(rest):  # type: ignore[type-var]
+async def _after(first: bytes, rest: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+    async with aclosing(rest):
+        yield first
         async for piece in rest:
             yield piece
 
@@ -154,11 +180,16 @@ async def _on_client_error(request: Request, error: Exception) -> Response:
     return await _on_api_error(request, api_error(error))
 
 
-async def _on_validation_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, RequestValidationError)
-    return await _on_api_error(request, validation_error(list(error.errors())))
-
-
 async def _on_http_error(request: Request, error: Exception) -> Response:
+    """Of paths and methods that are not there."""
     assert isinstance(error, HTTPException)
-    return await _on_api_error(request, ApiError(error.status_code, str(error.detail), "http_error"))
+    headers = {name.lower(): value for name, value in (error.headers or {}).items()}
+    if error.status_code == 404:
+        message = f"There is no path {request.url.path!r:.200}; /openapi.json lists those that there are."
+        return await _on_api_error(request, ApiError(404, message, "not_found"))
+    message = str(error.detail)
+    if error.status_code == 405:
+        message = f"The method {request.method!r:.50} is not allowed here; allowed: {headers.get('allow', 'GET')}."
+    response = await _on_api_error(request, ApiError(error.status_code, message, "http_error"))
+    response.headers.update(headers)
+    return response

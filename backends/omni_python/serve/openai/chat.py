@@ -5,13 +5,14 @@ from __future__ import annotations
 import base64
 import secrets
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Iterator, Mapping
+from contextlib import aclosing
 from types import MappingProxyType
 from typing import Any
 
 import msgspec
 
-from omni_python.client import AsyncOmniClient, AudioChunk, Finished, RequestOptions, TextDelta
+from omni_python.client import AsyncOmniClient, AudioChunk, Event, Finished, RequestOptions, TextDelta
 from omni_python.serve.openai.conversation import SpokenAnswers, pipeline_messages
 from omni_python.serve.openai.encoding import SpeechEncoder, encoded
 from omni_python.serve.openai.schema import ChatRequest
@@ -29,6 +30,8 @@ class ChatCompletion:
         self._audio_id = spoken.new_id()
         self._created = int(time.time())
         self._options = self._pipeline_options()
+        self._encoder: SpeechEncoder | None = None  # of streamed speech
+        self._said: list[str] = []
 
     async def whole(self) -> dict[str, Any]:
         answer = await self._client.chat(**self._options)
@@ -45,29 +48,38 @@ class ChatCompletion:
         extra = {"usage": usage(answer.finished), **timings(answer.finished)}
         return self._object("chat.completion", [choice], extra)
 
-    async def chunks(self) -> AsyncIterator[dict[str, Any]]:
+    async def chunks(self) -> AsyncGenerator[dict[str, Any], None]:
         """The first chunk comes with the answer's first piece, so that a refused request can still get its status."""
-        encoder: SpeechEncoder | None = None
-        said: list[str] = []
         role: dict[str, Any] = {"role": "assistant"}
-        async for event in self._client.stream(**self._options):
-            match event:
-                case TextDelta(text):
-                    said.append(text)
-                    yield self._chunk({**role, "content": text, **self._audio(transcript=text)})
-                case AudioChunk(samples, sample_rate):
-                    encoder = encoder or SpeechEncoder(self._format, sample_rate)
-                    if data := encoder.encode(samples):
-                        yield self._chunk({**role, **self._audio(data=base64.b64encode(data).decode())})
-                case Finished() as finished:
-                    if encoder is not None and (data := encoder.close()):
-                        yield self._chunk({**role, **self._audio(data=base64.b64encode(data).decode())})
-                    expires = self._spoken.keep(self._audio_id, "".join(said)) if self._request.speaks else 0
-                    end = self._chunk({**role, **self._audio(expires_at=expires)}, finished.finish_reason)
-                    yield {**end, **timings(finished)}
+        async with aclosing(self._client.stream(**self._options)) as events:
+            async for event in events:
+                for delta in self._deltas(event):
+                    yield self._chunk({**role, **delta})
+                    role = {}
+                if isinstance(event, Finished):
+                    end = self._chunk({**role, **self._audio_end()}, event.finish_reason)
+                    yield {**end, **timings(event)}
                     if self._request.stream_options and self._request.stream_options.include_usage:
-                        yield self._object("chat.completion.chunk", [], {"usage": usage(finished)})
-            role = {}
+                        yield self._object("chat.completion.chunk", [], {"usage": usage(event)})
+
+    def _deltas(self, event: Event) -> Iterator[dict[str, Any]]:
+        """What of an event is text or speech."""
+        match event:
+            case TextDelta(text):
+                self._said.append(text)
+                yield {"content": text, **self._audio(transcript=text)}
+            case AudioChunk(samples, sample_rate):
+                self._encoder = self._encoder or SpeechEncoder(self._format, sample_rate)
+                if data := self._encoder.encode(samples):
+                    yield self._audio(data=base64.b64encode(data).decode())
+            case Finished():
+                if self._encoder is not None and (data := self._encoder.close()):
+                    yield self._audio(data=base64.b64encode(data).decode())
+
+    def _audio_end(self) -> dict[str, Any]:
+        if not self._request.speaks:
+            return {}
+        return self._audio(expires_at=self._spoken.keep(self._audio_id, "".join(self._said)))
 
     @property
     def _format(self) -> str:

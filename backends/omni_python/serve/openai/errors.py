@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from typing import Any
 
 from omni_python.client import (
@@ -13,6 +15,7 @@ from omni_python.client import (
     Unavailable,
     UnknownPipeline,
 )
+from omni_python.serve.openai.schema import UNKNOWN_FIELD
 
 
 class ApiError(Exception):
@@ -39,33 +42,30 @@ _STATUS: tuple[tuple[type[OmniClientError], int, str], ...] = (
 )
 
 
+_WHERE = re.compile(r"(?:sampling_parameters\.)?([a-z_]+(?:\[\d+\]|\.[a-z_]+)*): ")
+"""How the pipelines' messages begin where they are about a field."""
+
+
 def api_error(error: OmniClientError) -> ApiError:
     """The client's error as one of the API."""
     status, code = next((status, code) for kind, status, code in _STATUS if isinstance(error, kind))
-    return ApiError(status, str(error), code)
+    message = str(error)
+    where = _WHERE.match(message) if isinstance(error, InvalidRequest | NotSupported) else None
+    param = where[1].replace("[", ".").replace("]", "") if where else None
+    return ApiError(status, message, code, "model" if isinstance(error, UnknownPipeline) else param)
 
 
-_TAGS = ("body", "constrained-str", "system", "developer", "user", "assistant", "text", "input_audio", "image_url")
-"""What pydantic adds to a field's path where a body is of one of several kinds."""
-
-
-def validation_error(problems: list[Any]) -> ApiError:
-    """What pydantic found in a request's body, of the problems the one that lies deepest: where a field may be of
-    several kinds, that is the kind that was meant."""
-    problem = max(problems, key=lambda problem: len(problem["loc"]))
-    loc = [str(part) for part in problem["loc"]]
-    path = [part for i, part in enumerate(loc) if not part.endswith("]") and not _is_tag(part, loc[:i])]
-    param = ".".join(path) or None
-    if problem["type"] == "extra_forbidden":
-        return ApiError(400, f"Unsupported parameter: {param!r} is not supported by this server.", "unsupported", param)
-    if problem["type"] == "missing":
+def validation_error(problems: Sequence[Any]) -> ApiError:
+    """The first of what pydantic found in a request."""
+    problem = problems[0]
+    kind, path = problem["type"], [str(part) for part in problem["loc"]]
+    if kind == UNKNOWN_FIELD:
+        path.append(problem["ctx"]["field"])
+    param = ".".join(part for part in path if not (part.startswith("<") and part.endswith(">"))) or None
+    if kind == UNKNOWN_FIELD:
+        message = f"Unsupported parameter: {param!r} is not supported by this server; {problem['msg']}."
+        return ApiError(400, message, "unsupported", param)
+    if kind == "missing":
         return ApiError(400, f"Missing required parameter: {param!r}.", "missing_required_parameter", param)
-    if problem["type"] == "json_invalid":
-        reason = problem.get("ctx", {}).get("error", "")
-        return ApiError(400, f"The body is not valid JSON: {reason}.", "invalid_json")
-    return ApiError(400, f"Invalid value for {param!r}: {problem['msg']}.", "invalid_value", param)
-
-
-def _is_tag(part: str, before: list[str]) -> bool:
-    """Tags follow an index, or the field itself; the fields of the same names do not."""
-    return part in _TAGS and (not before or before[-1].isdigit() or part == "constrained-str")
+    where = "Invalid request" if param is None else f"Invalid value for {param!r}"
+    return ApiError(400, f"{where}: {problem['msg']}.", "invalid_value", param)

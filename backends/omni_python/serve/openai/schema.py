@@ -4,18 +4,69 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    StrictBool,
+    StrictInt,
+    StrictStr,
+    Tag,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
 
 Text = Annotated[StrictStr, Field(max_length=4 << 20)]
-Number = Annotated[float, Field(allow_inf_nan=False)]
+Name = Annotated[StrictStr, Field(min_length=1, max_length=256)]
+Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
+Count = Annotated[StrictInt, Field(ge=1, le=2**31 - 1)]
 ChatFormat = Literal["wav", "mp3", "flac", "opus", "aac", "pcm16"]
 SpeechFormat = Literal["wav", "mp3", "flac", "opus", "aac", "pcm"]
+
+
+UNKNOWN_FIELD = "unknown_field"
+"""The type of the error for a field that a body does not have; its context holds the `field`."""
+
+# What may be of several kinds has tags in angle brackets: `validation_error` takes them out of the path to a problem.
+_TEXT, _LIST = Tag("<text>"), Tag("<list>")
 
 
 class Body(BaseModel):
     """What clients send: no field beside the declared ones."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check_names(cls, data: Any) -> Any:
+        unknown = (
+            next((name for name in data if name not in cls.model_fields), None) if isinstance(data, dict) else None
+        )
+        if unknown is not None:
+            context = {"field": unknown, "fields": ", ".join(cls.model_fields)}
+            raise PydanticCustomError(UNKNOWN_FIELD, "supported are {fields}", context)
+        return data
+
+
+def _text_or_list(value: Any) -> str | None:
+    return "<text>" if isinstance(value, str) else "<list>" if isinstance(value, list | tuple) else None
+
+
+def _of_either(valid: str) -> Discriminator:
+    """Of a text and a list, tagged `_TEXT` and `_LIST`; `valid` says what else is told to clients."""
+    return Discriminator(_text_or_list, custom_error_type="text_or_list", custom_error_message=f"must be {valid}")
+
+
+def _of_kind(field: str, kinds: str) -> Discriminator:
+    """Of objects that tell by `field` what they are: tagged with its value in angle brackets."""
+
+    def tag(value: Any) -> str | None:
+        kind = value.get(field) if isinstance(value, dict) else getattr(value, field, None)
+        return f"<{kind}>" if isinstance(kind, str) else None
+
+    message = f"must be an object whose {field} is {kinds}"
+    return Discriminator(tag, custom_error_type="unknown_kind", custom_error_message=message)
 
 
 class SamplingFields(Body):
@@ -24,7 +75,7 @@ class SamplingFields(Body):
 
     temperature: Annotated[Number, Field(ge=0, le=2)] | None = None
     top_p: Annotated[Number, Field(gt=0, le=1)] | None = None
-    top_k: Annotated[StrictInt, Field(ge=0)] | None = None
+    top_k: Annotated[StrictInt, Field(ge=0, le=2**31 - 1)] | None = None
     repetition_penalty: Annotated[Number, Field(gt=0, le=10)] | None = None
     seed: Annotated[StrictInt, Field(ge=0, le=2**63 - 1)] | None = None
     ignore_eos: StrictBool | None = None
@@ -72,7 +123,21 @@ class VideoUrlPart(Body):
     video_url: _Url
 
 
-Part = Annotated[TextPart | InputAudioPart | ImageUrlPart | AudioUrlPart | VideoUrlPart, Field(discriminator="type")]
+Part = Annotated[
+    Annotated[TextPart, Tag("<text>")]
+    | Annotated[InputAudioPart, Tag("<input_audio>")]
+    | Annotated[ImageUrlPart, Tag("<image_url>")]
+    | Annotated[AudioUrlPart, Tag("<audio_url>")]
+    | Annotated[VideoUrlPart, Tag("<video_url>")],
+    _of_kind("type", "text, input_audio, image_url, audio_url or video_url"),
+]
+Spoken = Annotated[
+    Annotated[Text, _TEXT] | Annotated[list[TextPart], _LIST], _of_either("a string, or a list of parts of type text")
+]
+"""What the system or the assistant says."""
+
+Asked = Annotated[Annotated[Text, _TEXT] | Annotated[list[Part], _LIST], _of_either("a string, or a list of parts")]
+"""What the user says and shows."""
 
 
 class _AudioId(Body):
@@ -81,13 +146,13 @@ class _AudioId(Body):
 
 class SystemMessage(Body):
     role: Literal["system", "developer"]
-    content: Text | list[TextPart]
+    content: Spoken
     name: StrictStr | None = None
 
 
 class UserMessage(Body):
     role: Literal["user"]
-    content: Text | list[Part]
+    content: Asked
     name: StrictStr | None = None
 
 
@@ -95,7 +160,7 @@ class AssistantMessage(Body):
     """What the assistant said before: its text, or the id of its speech, whose transcript is then taken."""
 
     role: Literal["assistant"]
-    content: Text | list[TextPart] | None = None
+    content: Spoken | None = None
     audio: _AudioId | None = None
     refusal: None = None
     name: StrictStr | None = None
@@ -103,11 +168,17 @@ class AssistantMessage(Body):
     @model_validator(mode="after")
     def _says_something(self) -> AssistantMessage:
         if self.content is None and self.audio is None:
-            raise ValueError("an assistant's message needs content, or the id of its audio")
+            raise PydanticCustomError("empty", "an assistant's message needs content, or the id of its audio")
         return self
 
 
-Message = Annotated[SystemMessage | UserMessage | AssistantMessage, Field(discriminator="role")]
+Message = Annotated[
+    Annotated[SystemMessage, Tag("<system>")]
+    | Annotated[SystemMessage, Tag("<developer>")]
+    | Annotated[UserMessage, Tag("<user>")]
+    | Annotated[AssistantMessage, Tag("<assistant>")],
+    _of_kind("role", "system, developer, user or assistant"),
+]
 
 
 class AudioOptions(Body):
@@ -122,15 +193,21 @@ class StreamOptions(Body):
 class ChatRequest(SamplingFields):
     """`POST /v1/chat/completions`."""
 
-    model: StrictStr
+    model: Name
     messages: Annotated[list[Message], Field(min_length=1)]
     modalities: list[Literal["text", "audio"]] | None = None
     audio: AudioOptions | None = None
     stream: StrictBool = False
     stream_options: StreamOptions | None = None
-    stop: Text | Annotated[list[Text], Field(max_length=16)] | None = None
-    max_completion_tokens: Annotated[StrictInt, Field(ge=1)] | None = None
-    max_tokens: Annotated[StrictInt, Field(ge=1)] | None = None
+    stop: (
+        Annotated[
+            Annotated[Text, _TEXT] | Annotated[list[Text], Field(max_length=16), _LIST],
+            _of_either("a string, or a list of strings"),
+        ]
+        | None
+    ) = None
+    max_completion_tokens: Count | None = None
+    max_tokens: Count | None = None
     n: Literal[1] | None = None
     user: StrictStr | None = None
     metadata: dict[str, str] | None = None
@@ -138,11 +215,13 @@ class ChatRequest(SamplingFields):
     @model_validator(mode="after")
     def _fits_together(self) -> ChatRequest:
         if self.stream_options is not None and not self.stream:
-            raise ValueError("stream_options is for requests with stream true")
+            raise PydanticCustomError("together", "stream_options is for requests with stream true")
         if self.max_tokens is not None and self.max_completion_tokens is not None:
-            raise ValueError("max_tokens is the old name of max_completion_tokens; give one of them")
+            raise PydanticCustomError(
+                "together", "max_tokens is the old name of max_completion_tokens; give one of them"
+            )
         if self.audio is not None and not self.speaks:
-            raise ValueError('audio is for requests with modalities ["text", "audio"]')
+            raise PydanticCustomError("together", 'audio is for requests with modalities ["text", "audio"]')
         return self
 
     @property
@@ -159,8 +238,7 @@ class ChatRequest(SamplingFields):
 
 
 class StageTime(BaseModel):
-    """One element of `omni_timings`, which a chat completion has beside its usage, and a stream in the chunk with the
-    finish reason: when a stage worked, in seconds since the pipeline admitted the request."""
+    """One element of `omni_timings`: when a stage worked, in seconds since the pipeline admitted the request."""
 
     stage: str
     start: float
@@ -171,10 +249,38 @@ class StageTime(BaseModel):
     """It was done."""
 
 
+class Completion(BaseModel):
+    """OpenAI's chat completion; or, where `object` is "chat.completion.chunk", one event of a stream.
+
+    `omni_timings` is ours, in the order of the starts; in a stream the chunk with the finish reason has it.
+    """
+
+    id: str
+    object: Literal["chat.completion", "chat.completion.chunk"]
+    created: int
+    model: str
+    choices: list[dict[str, Any]]
+    usage: dict[str, Any] | None = None
+    omni_timings: list[StageTime] | None = None
+
+
+class ErrorObject(BaseModel):
+    """What is wrong, and with which field (`param`: its path, with dots)."""
+
+    message: str
+    type: Literal["invalid_request_error", "server_error"]
+    param: str | None
+    code: str | None
+
+
+class ErrorReply(BaseModel):
+    error: ErrorObject
+
+
 class SpeechRequest(Body):
     """`POST /v1/audio/speech`."""
 
-    model: StrictStr
+    model: Name
     input: Annotated[Text, Field(min_length=1)]
     voice: StrictStr | None = None
     instructions: Text | None = None

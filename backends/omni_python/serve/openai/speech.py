@@ -5,10 +5,12 @@ A pipeline that converses is told to read, in a system message; how faithfully i
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 
 from omni_python.client import AsyncOmniClient, AudioChunk, RequestOptions
 from omni_python.serve.openai.encoding import SpeechEncoder
+from omni_python.serve.openai.errors import ApiError
 from omni_python.serve.openai.schema import SpeechRequest
 
 READ_ALOUD = (
@@ -16,19 +18,24 @@ READ_ALOUD = (
 )
 
 
-async def spoken(request: SpeechRequest, client: AsyncOmniClient) -> AsyncIterator[tuple[int, bytes]]:
-    """The encoded speech as it comes, each piece with the pipeline's sample rate. Leaving the iterator cancels the
-    request."""
+async def spoken(request: SpeechRequest, client: AsyncOmniClient) -> AsyncGenerator[tuple[int, bytes], None]:
+    """The encoded speech as it comes, each piece with the pipeline's sample rate; at least one. Leaving the iterator
+    cancels the request."""
     encoder: SpeechEncoder | None = None
     sample_rate = 0
-    async for event in client.stream(**_options(request)):
-        if isinstance(event, AudioChunk):
-            sample_rate = event.sample_rate
-            encoder = encoder or SpeechEncoder(request.response_format, sample_rate, request.speed)
-            if data := encoder.encode(event.samples):
-                yield sample_rate, data
-    if encoder is not None and (data := encoder.close()):
-        yield sample_rate, data
+    async with aclosing(client.stream(**_options(request))) as events:
+        async for event in events:
+            if isinstance(event, AudioChunk):
+                sample_rate = event.sample_rate
+                encoder = encoder or SpeechEncoder(request.response_format, sample_rate, request.speed)
+                if data := encoder.encode(event.samples):
+                    yield sample_rate, data
+    if encoder is None:  # nothing was said: an empty file
+        sample_rate = (await client.info()).sample_rate
+        if not sample_rate:
+            raise ApiError(400, f"The model {request.model!r} does not speak.", "unsupported", "model")
+        encoder = SpeechEncoder(request.response_format, sample_rate, request.speed)
+    yield sample_rate, encoder.close()
 
 
 def _options(request: SpeechRequest) -> RequestOptions:

@@ -1,0 +1,89 @@
+"""Reading requests' bodies, and telling OpenAPI of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import jiter
+from fastapi import Depends, FastAPI, Request
+from pydantic import BaseModel, ValidationError
+from pydantic.json_schema import models_json_schema
+from starlette.requests import ClientDisconnect
+
+from omni_python.serve.openai.errors import ApiError, validation_error
+
+MAX_BODY = 256 << 20
+"""Bytes; as many as a pipeline takes of `messages`."""
+
+T = TypeVar("T", bound=BaseModel)
+
+
+def json_body(model: type[T]) -> Any:
+    """A parameter's default for FastAPI: the request's body as `model`. Raises `ApiError` with what would be valid."""
+
+    async def read(request: Request) -> T:
+        _check_media_type(request.headers.get("content-type", ""))
+        return parsed(model, await _data(request))
+
+    return Depends(read)
+
+
+def parsed(model: type[T], data: bytes) -> T:
+    """The JSON in `data` as `model`. Raises `ApiError`, also for keys that are given twice: one would be ignored."""
+    try:
+        content = jiter.from_json(data, allow_inf_nan=False, catch_duplicate_keys=True)
+    except ValueError as error:
+        raise ApiError(400, f"The body is not valid JSON: {error}.", "invalid_json") from None
+    if not isinstance(content, dict):
+        raise ApiError(400, f"The body must be a JSON object, not a {type(content).__name__}.", "invalid_value")
+    try:
+        return model.model_validate(content)
+    except ValidationError as error:
+        raise validation_error(error.errors(include_url=False, include_input=False)) from None
+
+
+def documented(model: type[BaseModel]) -> dict[str, Any]:
+    """`openapi_extra` of a path that takes `model` by `json_body`."""
+    schema = {"$ref": f"#/components/schemas/{model.__name__}"}
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+
+
+def document(app: FastAPI, models: Sequence[type[BaseModel]]) -> None:
+    """Put the schemas that `documented` refers to into the application's OpenAPI."""
+    generate = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            schema = generate()
+            modes: list[tuple[type[BaseModel], Any]] = [(model, "validation") for model in models]
+            _, found = models_json_schema(modes, ref_template="#/components/schemas/{model}")
+            schema.setdefault("components", {}).setdefault("schemas", {}).update(found["$defs"])
+            for path in schema["paths"].values():
+                for operation in path.values():
+                    operation["responses"].pop("422", None)  # FastAPI's own errors, which are answered with 400 here
+        return app.openapi_schema or {}
+
+    app.openapi = openapi  # type: ignore[method-assign]
+
+
+def _check_media_type(given: str) -> None:
+    kind = given.partition(";")[0].strip().lower()
+    if kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
+        raise ApiError(
+            415,
+            f"The body must be JSON and say so with the header Content-Type: application/json, not {given!r:.100}.",
+            "unsupported_media_type",
+        )
+
+
+async def _data(request: Request) -> bytes:
+    data = bytearray()
+    try:
+        async for piece in request.stream():
+            data += piece
+            if len(data) > MAX_BODY:
+                raise ApiError(413, f"The body is too large: at most {MAX_BODY} bytes are accepted.", "too_large")
+    except ClientDisconnect:
+        raise ApiError(400, "The connection was closed before the body was complete.", "incomplete") from None
+    return bytes(data)
