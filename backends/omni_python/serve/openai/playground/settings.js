@@ -14,10 +14,10 @@ export class Settings {
     this.#form.model.replaceChildren(...names.map((name) => element("option", { value: name, textContent: name })));
     this.#restore();
     if (!this.#form.model.value && names.length) this.#form.model.value = names[0];
-    await this.#offerVoices();
     this.#form.addEventListener("change", () => this.#save());
     this.#form.addEventListener("reset", () => setTimeout(() => this.#save()));
     this.#form.model.addEventListener("change", () => this.#offerVoices());
+    await this.#offerVoices();
   }
 
   /** Fields of a request's body, without its messages. Throws an Error for a field that is not right. */
