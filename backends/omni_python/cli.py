@@ -1,19 +1,13 @@
-"""The command `omni`: each module of `omni_python.commands` that has `add_parser` is a subcommand.
-
-`add_parser(subparsers)` declares a subparser of the module's name (`_` written as `-`), and `run(args) -> int` returns
-the exit status. A module imports what is slow inside `run`.
-"""
+"""The command `omni`: runs the subcommand that the arguments name."""
 
 from __future__ import annotations
 
-import argparse
-import importlib
-import pkgutil
+import os
+import signal
 import sys
 from collections.abc import Sequence
-from types import ModuleType
 
-from omni_python import __version__, commands
+from omni_python.commands.parser import command_modules, create_parser
 from omni_python.config.errors import ConfigError
 from omni_python.proto.errors import OmniError
 
@@ -23,31 +17,19 @@ USAGE_ERROR = 2
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one subcommand; returns the exit status. Errors that a user can mend are one message on stderr."""
-    modules = _command_modules()
-    parser = argparse.ArgumentParser(prog="omni", description="Serve multi-stage omni models on Triton.")
-    parser.add_argument("--version", action="version", version=f"omni {__version__}")
-    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for module in modules.values():
-        module.add_parser(subparsers)
-    args = parser.parse_args(argv)
+    args = create_parser().parse_args(argv)
     try:
-        status: int = modules[args.command].run(args)
+        status: int = command_modules()[args.command].run(args)
+        sys.stdout.flush()
         return status
+    except BrokenPipeError:  # the reader, `head` for example, has enough; as if SIGPIPE had ended this
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
     except (ConfigError, OmniError, OSError) as error:
         print(f"omni {args.command}: {error}", file=sys.stderr)
         return USAGE_ERROR
     except KeyboardInterrupt:
         return 130
-
-
-def _command_modules() -> dict[str, ModuleType]:
-    """The command modules by the names of their subcommands, sorted."""
-    found: dict[str, ModuleType] = {}
-    for name in sorted(info.name for info in pkgutil.iter_modules(commands.__path__)):
-        module = importlib.import_module(f"{commands.__name__}.{name}")
-        if hasattr(module, "add_parser"):
-            found[name.replace("_", "-")] = module
-    return found
 
 
 if __name__ == "__main__":

@@ -100,5 +100,5 @@ def test_the_command_writes_a_checkpoint_but_over_nothing(tmp_path: Path, capsys
 
     (tmp_path / "precious").write_text("x")
     assert command.run(parser.parse_args(["checkpoint", str(tmp_path)])) == 1
-    assert "not an empty directory" in capsys.readouterr().out
+    assert "not an empty directory" in capsys.readouterr().err
     assert sorted(path.name for path in tmp_path.iterdir()) == ["new", "precious"]

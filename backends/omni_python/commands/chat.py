@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from omni_python.commands.answering import AnswerView, answer_as_json, print_timings
+from omni_python.commands.help import HelpFormatter
 
 if TYPE_CHECKING:
     from omni_python.client import OmniClient, RequestOptions
@@ -51,7 +52,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         help="ask a running server, with text, sound, images and videos",
         description=_DESCRIPTION,
         epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=HelpFormatter,
     )
     parser.add_argument("text", nargs="?", metavar="TEXT", help="the question")
     parser.add_argument(

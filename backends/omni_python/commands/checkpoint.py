@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import json
+import sys
 from pathlib import Path
 from typing import Any
+
+from omni_python.commands.help import HelpFormatter
+from omni_python.commands.progress import working
 
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
@@ -14,19 +19,27 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         help="write a tiny Qwen3-Omni checkpoint with random weights",
         description="Write a tiny Qwen3-Omni checkpoint (1 M random weights, the same on every machine) as a Hugging "
         "Face directory. It speaks nonsense, but runs through every stage of the real model in milliseconds.",
+        epilog="example:\n  omni checkpoint checkpoints/tiny && omni quickstart --model-path checkpoints/tiny",
+        formatter_class=HelpFormatter,
     )
     parser.add_argument("out", type=Path, metavar="OUT", help="the directory to write; created if missing")
     parser.add_argument("--seed", type=int, default=0, help="another seed gives other weights (default: %(default)s)")
     parser.add_argument("--force", action="store_true", help="write even into a directory that is not empty")
+    parser.add_argument("--json", action="store_true", help="print one JSON object: its path and SHA-256")
     return parser
 
 
 def run(args: argparse.Namespace) -> int:
     """Build the checkpoint and print its path and hash; 1 where OUT is in use."""
-    from omni_python.models.qwen3_omni.tiny import build
-
     if args.out.exists() and (not args.out.is_dir() or any(args.out.iterdir())) and not args.force:
-        print(f"{args.out} exists and is not an empty directory; choose another or pass --force")
+        print(
+            f"omni checkpoint: {args.out} exists and is not an empty directory; choose another or pass --force",
+            file=sys.stderr,
+        )
         return 1
-    print(f"{args.out}  sha256 {build(args.out, seed=args.seed)}")
+    with working("building the checkpoint"):
+        from omni_python.models.qwen3_omni.tiny import build  # imports torch and transformers, which takes longest
+
+        digest = build(args.out, seed=args.seed)
+    print(json.dumps({"path": str(args.out), "sha256": digest}) if args.json else f"{args.out}  sha256 {digest}")
     return 0

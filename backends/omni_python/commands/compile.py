@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from omni_python.commands.help import HelpFormatter
 
 if TYPE_CHECKING:
     from omni_python.config.schema import PipelineConfig
@@ -31,7 +34,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         help="write the Triton model repository of a pipeline",
         description=_DESCRIPTION,
         epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=HelpFormatter,
     )
     parser.add_argument(
         "pipeline",
@@ -59,6 +62,9 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         metavar="STAGE.KEY=VALUE",
         help="set an argument of a stage's factory (runtime_overrides); VALUE is read as YAML; may be repeated",
     )
+    parser.add_argument(
+        "--json", action="store_true", help="print one JSON object: the pipeline's name and the files that were written"
+    )
     return parser
 
 
@@ -74,8 +80,11 @@ def run(args: argparse.Namespace) -> int:
     config = _load(args.pipeline, changes)
     if args.overrides:
         config = config.changed(runtime_overrides=_overridden(config, args.overrides))
-    for path in compile_pipeline(config, args.output):
-        print(path)
+    files = [str(path) for path in compile_pipeline(config, args.output)]
+    if args.json:
+        print(json.dumps({"pipeline": config.resolved_name, "files": files}))
+    else:
+        print("\n".join(files))
     return 0
 
 

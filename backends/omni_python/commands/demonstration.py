@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+from collections.abc import Generator
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING
 from omni_python.commands.printing import figures, printed
 
 if TYPE_CHECKING:
-    from omni_python.client import Answer
+    from omni_python.client import Answer, Event, OmniClient
 
 _DATA = Path(__file__).parent / "data"
 PHOTO, QUESTION = _DATA / "photo.jpg", _DATA / "question.flac"
@@ -67,6 +68,11 @@ END
 """
 
 
+def question(client: OmniClient) -> Generator[Event, None, None]:
+    """The answer's events to a spoken question about a photo. Raises what `OmniClient.stream` raises."""
+    return client.stream(audios=[QUESTION], images=[PHOTO], sampling=_LONGEST)
+
+
 def demonstrate(url: str, pipeline: str, out: Path) -> Answer:
     """Ask a spoken question about a photo; print text, figures and where the speech went, which is `out`.
 
@@ -79,7 +85,7 @@ def demonstrate(url: str, pipeline: str, out: Path) -> Answer:
     print("answer    ", end="", flush=True)
     with (
         OmniClient(url, pipeline) as client,
-        closing(client.stream(audios=[QUESTION], images=[PHOTO], sampling=_LONGEST)) as events,
+        closing(question(client)) as events,
     ):
         answer = Answer.collect(printed(events))
     if len(answer.audio):

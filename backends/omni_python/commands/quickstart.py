@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import signal
 import sys
 import tempfile
@@ -12,12 +13,26 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from omni_python.commands.demonstration import demonstrate, examples
+from omni_python.commands.answering import answer_as_json
+from omni_python.commands.demonstration import demonstrate, examples, question
+from omni_python.commands.help import HelpFormatter
+from omni_python.commands.progress import counting
 from omni_python.commands.serve import add_arguments
 from omni_python.serve.environment import ServerSetupError
 from omni_python.serve.triton_server import ServerFailed, ServerOptions, TritonServer
 
 PIPELINE = "qwen3_omni"
+SPEECH = Path("answer.wav")
+
+_LOADED = b"] \"successfully loaded '"
+"""In tritonserver's log, once for each model."""
+
+_EXAMPLES = """\
+examples:
+  omni quickstart                                # the repository's own checkpoint
+  omni quickstart --model-path Qwen/Qwen3-Omni-30B-A3B-Instruct
+  omni quickstart --once --json --http-port 0 --grpc-port 0 --metrics-port 0
+"""
 
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
@@ -27,12 +42,15 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         help="start a server and show one answer",
         description="Start a tritonserver, ask it a spoken question about a photo, write the spoken answer to "
         "answer.wav in the current folder, and go on serving until Ctrl-C.",
+        epilog=_EXAMPLES,
+        formatter_class=HelpFormatter,
     )
     add_arguments(parser)
     parser.add_argument(
         "--model-path", metavar="DIR", help="another checkpoint, a folder or a hub id (default: the repository's own)"
     )
     parser.add_argument("--once", action="store_true", help="stop after the answer")
+    parser.add_argument("--json", action="store_true", help="with --once: print the answer as one JSON object, alone")
     return parser
 
 
@@ -40,6 +58,9 @@ def run(args: argparse.Namespace) -> int:
     """Serve; 1 where the server cannot start, refuses or ends by itself. Whatever ends this, ends the server."""
     from omni_python.client import OmniClientError
 
+    if args.json and not args.once:
+        print("omni quickstart: --json needs --once: it prints one answer", file=sys.stderr)
+        return 2
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _leave)
     try:
@@ -48,11 +69,15 @@ def run(args: argparse.Namespace) -> int:
             if args.model_path is not None:
                 repository = Path(cleanup.enter_context(tempfile.TemporaryDirectory(prefix="omni-quickstart-")))
                 compile_for(args.model_path, args.model_repository, repository)
-            server = cleanup.enter_context(_start(args, repository))
+            logs = cleanup.enter_context(tempfile.TemporaryDirectory(prefix="omni-quickstart-"))
+            server = cleanup.enter_context(_start(args, repository, Path(logs) / "tritonserver.log"))
+            if args.json:
+                print_answer(server)
+                return 0
             show_answer(server, repository)
             return 0 if args.once else _serve(server)
     except (ServerSetupError, ServerFailed, OmniClientError) as error:
-        print(f"\n{error}", file=sys.stderr)
+        print(f"omni quickstart: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("\nstopped")
@@ -75,13 +100,25 @@ def show_answer(server: TritonServer, repository: Path) -> None:
     """Show the demonstration; its speech goes to answer.wav in the current folder."""
     from omni_python.config.files import load_pipeline
 
-    demonstrate(server.grpc_url, PIPELINE, Path("answer.wav"))
+    demonstrate(server.grpc_url, PIPELINE, SPEECH)
     checkpoint = load_pipeline(repository / PIPELINE / "1" / "pipeline.yaml").model_path
     if Path(checkpoint).name.startswith("tiny-"):
         print("\nThe tiny checkpoint has random weights: what it says means nothing; --model-path serves a real one.")
 
 
-def _start(args: argparse.Namespace, repository: Path) -> TritonServer:
+def print_answer(server: TritonServer) -> None:
+    """Print the demonstration's answer for scripts; its speech goes to answer.wav, too."""
+    from omni_python.client import Answer, OmniClient
+
+    with OmniClient(server.grpc_url, PIPELINE) as client:
+        answer = Answer.collect(question(client))
+    speech = SPEECH if len(answer.audio) else None
+    if speech is not None:
+        answer.save_wav(speech)
+    print(json.dumps(answer_as_json(answer, speech), ensure_ascii=False))
+
+
+def _start(args: argparse.Namespace, repository: Path, log: Path) -> TritonServer:
     options = ServerOptions(
         model_repository=repository,
         host=args.host,
@@ -90,11 +127,19 @@ def _start(args: argparse.Namespace, repository: Path) -> TritonServer:
         metrics_port=args.metrics_port,
         exit_timeout_s=5,
     )
-    print("starting tritonserver ... ", end="", flush=True)
     start = time.monotonic()
-    server = TritonServer.start(options)
-    print(f"ready after {time.monotonic() - start:.1f} s: HTTP on {server.http_url}, gRPC on {server.grpc_url}")
+    models = len(list(repository.glob("*/config.pbtxt")))
+    with counting("starting tritonserver, models", models, lambda: _loaded(log)):
+        server = TritonServer.start(options, log)
+    if not args.json:
+        took = time.monotonic() - start
+        print(f"tritonserver is ready after {took:.1f} s: HTTP on {server.http_url}, gRPC on {server.grpc_url}")
     return server
+
+
+def _loaded(log: Path) -> int:
+    """How many models a server has loaded, by its log."""
+    return log.read_bytes().count(_LOADED) if log.exists() else 0
 
 
 def _serve(server: TritonServer) -> int:

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from omni_python.commands.help import HelpFormatter
 from omni_python.proto.errors import OmniError
 from omni_python.serve.environment import Installation, ServerSetupError, find_installation
 from omni_python.serve.supervisor import ExitStatus, Policy, Supervisor
@@ -23,12 +24,18 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = subparsers.add_parser(
         "serve",
         help="run a tritonserver with this backend",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=HelpFormatter,
         description="""\
 Run a tritonserver with the omni_python backend: one on PATH, else the one of the nvidia-pytriton wheel. It is started
 again when it dies, and so is an orchestrator. SIGTERM or Ctrl-C lets requests in flight end, then stops it; a second
 one stops it at once.""",
         epilog="""\
+examples:
+  omni serve
+  omni serve --model-repository models --openai-port 9000
+  omni serve --host 0.0.0.0 --drain-seconds 120 -- --log-verbose=1
+  omni serve --print                    # what it would run
+
 exit status: 0 stopped by a signal, 1 the server could not start, 2 wrong arguments, 3 it died too often, 4 stopped by a
 signal with requests cut off when the drain time was over, 128 + N stopped at once by a second signal N""",
     )

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from omni_python.commands.help import HelpFormatter
+from omni_python.config.errors import ConfigError
 
 if TYPE_CHECKING:
     from omni_python.config.schema import PipelineConfig
@@ -16,6 +20,13 @@ Check pipelines and draw what each comes to: its Triton models, their stages, an
 that payloads may take. Every problem is printed with the path of its field. Exit status 2 if there was one.
 """
 
+_EXAMPLES = """\
+examples:
+  omni validate model_repository
+  omni validate --explain model_repository/qwen3_omni
+  omni validate --json my_pipeline.yaml | jq '.[].problems'
+"""
+
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     """Declare the subcommand on what `ArgumentParser.add_subparsers` returned."""
@@ -23,7 +34,8 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         "validate",
         help="check pipelines and draw their topology",
         description=_DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog=_EXAMPLES,
+        formatter_class=HelpFormatter,
     )
     parser.add_argument(
         "paths",
@@ -43,30 +55,72 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         help="do not import the functions that a pipeline names, nor check the arguments of its factories "
         "(the class that config_cls names is imported in any case)",
     )
+    parser.add_argument("--json", action="store_true", help="print a JSON list with an object for each pipeline")
     return parser
 
 
 def run(args: argparse.Namespace) -> int:
     """Print a description of each pipeline, or its problems on stderr; 2 if any has problems."""
-    from omni_python.config.errors import ConfigError
+    paths = [path for given in args.paths for path in pipeline_files(given)]
+    results = [(path, _checked(path, imports=not args.no_import)) for path in paths]
+    if args.json:
+        print(json.dumps([_as_json(path, result) for path, result in results], indent=2))
+    else:
+        for index, (path, result) in enumerate(results):
+            _print(path, result, args.explain, first=index == 0)
+    return 2 if any(isinstance(result, ConfigError) for _, result in results) else 0
+
+
+def _checked(path: Path, imports: bool) -> PipelineConfig | ConfigError:
+    """The pipeline, or everything that is wrong with it."""
     from omni_python.config.files import load_pipeline
     from omni_python.config.resolve import check_imports
 
-    failed = False
-    for index, path in enumerate(path for given in args.paths for path in pipeline_files(given)):
-        try:
-            config = load_pipeline(path)
-            problems = [] if args.no_import else check_imports(config)
-            if problems:
-                raise ConfigError(problems)
-        except ConfigError as error:
-            failed = True
-            print(f"{path}: {len(error.problems)} problem{'s' * (len(error.problems) > 1)}", file=sys.stderr)
-            for problem in error.problems:
-                print(f"  {problem}", file=sys.stderr)
-        else:
-            print(_printable("\n" * (index > 0) + f"{path}: valid\n{describe(config, args.explain)}"))
-    return 2 if failed else 0
+    try:
+        config = load_pipeline(path)
+    except ConfigError as error:
+        return error
+    problems = check_imports(config) if imports else []
+    return ConfigError(problems) if problems else config
+
+
+def _print(path: Path, result: PipelineConfig | ConfigError, explain: bool, first: bool) -> None:
+    if isinstance(result, ConfigError):
+        print(f"{path}: {len(result.problems)} problem{'s' * (len(result.problems) > 1)}", file=sys.stderr)
+        for problem in result.problems:
+            print(f"  {problem}", file=sys.stderr)
+    else:
+        print(_printable("\n" * (not first) + f"{path}: valid\n{describe(result, explain)}"))
+
+
+def _as_json(path: Path, result: PipelineConfig | ConfigError) -> dict[str, Any]:
+    """What is wrong with a pipeline, or its Triton models with their stages, edges and places."""
+    from omni_python.config.topology import resolve_topology
+
+    if isinstance(result, ConfigError):
+        problems = [{"field": problem.path, "message": problem.message} for problem in result.problems]
+        return {"path": str(path), "valid": False, "problems": problems}
+    topology = resolve_topology(result)
+    models = [
+        {
+            "name": group.triton_model,
+            "stages": list(group.stages),
+            "replica_gpus": [list(gpus) for gpus in group.replica_gpus],
+        }
+        for group in topology.groups
+    ]
+    edges = [{"from": edge.source, "to": edge.target, "kind": edge.kind} for edge in topology.edges]
+    return {
+        "path": str(path),
+        "valid": True,
+        "problems": [],
+        "pipeline": result.resolved_name,
+        "model_path": result.model_path,
+        "orchestrator": topology.orchestrator_model,
+        "entry_stage": topology.entry_stage,
+        "models": models,
+        "edges": edges,
+    }
 
 
 def pipeline_files(path: Path) -> list[Path]:
