@@ -12,7 +12,7 @@ import numpy as np
 
 from omni_python.client._async_transport import AsyncTransport
 from omni_python.client._events import Answer, Event, EventReader, described
-from omni_python.client._inputs import DESCRIBE, RequestOptions, request_inputs
+from omni_python.client._inputs import DESCRIBE, RequestOptions, request_inputs, time_limit
 from omni_python.client._regions import SharedMemory, checked_kind
 from omni_python.proto.info import PipelineInfo
 
@@ -74,17 +74,17 @@ class AsyncOmniClient:
     async def chat(self, text: str | None = None, **options: Unpack[RequestOptions]) -> Answer:
         """Ask, and wait for the whole answer. Takes and raises what `OmniClient.stream` does."""
         inputs = request_inputs(text, options, stream=False)
-        return Answer.collect([event async for event in self._events(inputs)])
+        return Answer.collect([event async for event in self._events(inputs, time_limit(options))])
 
     def stream(self, text: str | None = None, **options: Unpack[RequestOptions]) -> AsyncGenerator[Event, None]:
         """Ask, and get the answer's events as they come; takes and raises what `OmniClient.stream` does."""
-        return self._events(request_inputs(text, options, stream=True))
+        return self._events(request_inputs(text, options, stream=True), time_limit(options))
 
-    async def _events(self, inputs: Mapping[str, np.ndarray]) -> AsyncGenerator[Event, None]:
+    async def _events(self, inputs: Mapping[str, np.ndarray], limit: float | None) -> AsyncGenerator[Event, None]:
         reader = EventReader()
         async with (
             self._transport.sharing(inputs, self._shared_memory) as tensors,
-            aclosing(self._transport.infer(self.pipeline, tensors)) as responses,
+            aclosing(self._transport.infer(self.pipeline, tensors, limit)) as responses,
         ):
             async for outputs in responses:
                 for event in reader.read(outputs):

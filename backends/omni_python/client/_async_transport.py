@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 
 import grpc
@@ -12,8 +13,9 @@ import numpy as np
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from omni_python.client import _protocol, _regions
-from omni_python.client._errors import RequestFailed
+from omni_python.client._errors import RequestFailed, Unavailable
 from omni_python.client._regions import InputTensor, Region, SharedMemory
+from omni_python.client._watch import Look, Watched
 
 
 class AsyncTransport:
@@ -75,17 +77,19 @@ class AsyncTransport:
                         return
                 await asyncio.sleep(wait)
 
-    async def infer(self, model: str, inputs: Mapping[str, InputTensor]) -> AsyncGenerator[dict[str, np.ndarray], None]:
-        """The outputs of each response, by name. Leaving the iterator cancels the request.
-
-        Raises a subclass of `RequestFailed` with the server's message, `ServerUnreachable`, `ConnectionLost`.
-        """
+    async def infer(
+        self, model: str, inputs: Mapping[str, InputTensor], limit: float | None = None
+    ) -> AsyncGenerator[dict[str, np.ndarray], None]:
+        """As `Transport.infer`."""
         request = _protocol.infer_request(model, inputs)
-        call = self._stub.ModelStreamInfer(iter((request,)))
+        call = self._stub.ModelStreamInfer(iter((request,)), timeout=limit)
+        watched = Watched(model, call)
+        watching = asyncio.ensure_future(self._watch(watched))
         answered = False
         refused = ""
         try:
             async for reply in call:
+                watched.hear()
                 if reply.error_message:
                     refused = reply.error_message.rstrip(". ")
                     continue
@@ -93,10 +97,30 @@ class AsyncTransport:
                 yield _protocol.infer_outputs(reply.infer_response)
             if refused:
                 raise _protocol.refusal(refused) or await self._refusal(model, refused)
+        except asyncio.CancelledError:
+            if watched.reason:
+                raise Unavailable(watched.reason) from None
+            raise
         except grpc.RpcError as error:
-            raise _protocol.failure(error, self.url, answered, await self._is_alive()) from None
+            ended = _protocol.ended_here(error, watched, limit)
+            raise ended or _protocol.failure(error, self.url, answered, await self._is_alive()) from None
         finally:
+            watching.cancel()
             call.cancel()
+
+    async def _watch(self, watched: Watched) -> None:
+        while not watched.reason:
+            await asyncio.sleep(max(0.0, watched.due - time.monotonic()))
+            if watched.due <= time.monotonic():
+                watched.judge(await self._look(watched.model))
+
+    async def _look(self, model: str) -> Look:
+        asked = time.monotonic()
+        call = self._stub.ModelStreamInfer(iter((_protocol.age_request(model),)), timeout=_protocol.LOOK_UP_S)
+        try:
+            return _protocol.look(asked, [reply async for reply in call])
+        except grpc.RpcError:
+            return Look(asked)
 
     async def pipelines(self) -> list[str]:
         """The pipelines that are ready, sorted. Raises `ServerUnreachable`."""

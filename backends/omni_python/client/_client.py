@@ -9,7 +9,7 @@ from typing import Unpack
 import numpy as np
 
 from omni_python.client._events import Answer, Event, EventReader, described
-from omni_python.client._inputs import DESCRIBE, RequestOptions, request_inputs
+from omni_python.client._inputs import DESCRIBE, RequestOptions, request_inputs, time_limit
 from omni_python.client._regions import SharedMemory, checked_kind
 from omni_python.client._transport import Transport
 from omni_python.proto.info import PipelineInfo
@@ -69,7 +69,7 @@ class OmniClient:
 
     def chat(self, text: str | None = None, **options: Unpack[RequestOptions]) -> Answer:
         """Ask, and wait for the whole answer. Takes and raises what `stream` does."""
-        return Answer.collect(self._events(request_inputs(text, options, stream=False)))
+        return Answer.collect(self._events(request_inputs(text, options, stream=False), time_limit(options)))
 
     def stream(self, text: str | None = None, **options: Unpack[RequestOptions]) -> Generator[Event, None, None]:
         """Ask, and get the answer's events as they come; the last is `Finished`.
@@ -78,14 +78,16 @@ class OmniClient:
         `close()`) cancels the request. The options are those of `RequestOptions`; `text` may be None where `messages`,
         `audio` or `audios` ask.
 
-        Raises a kind of `RequestFailed` with the server's message, `ServerUnreachable`, `ConnectionLost`; and at once
+        Raises a kind of `RequestFailed` with the server's message, `ServerUnreachable`, `ConnectionLost`; also where
+        the pipeline's orchestrator died, whose requests Triton never ends: `Unavailable` some seconds later, and
+        `DeadlineExceeded` for a request with a `timeout_ms` that the server did not end in time. And at once
         TypeError for wrong options and OSError for unreadable files.
         """
-        return self._events(request_inputs(text, options, stream=True))
+        return self._events(request_inputs(text, options, stream=True), time_limit(options))
 
-    def _events(self, inputs: Mapping[str, np.ndarray]) -> Generator[Event, None, None]:
+    def _events(self, inputs: Mapping[str, np.ndarray], limit: float | None) -> Generator[Event, None, None]:
         reader = EventReader()
         with self._transport.sharing(inputs, self._shared_memory) as tensors:
-            for outputs in self._transport.infer(self.pipeline, tensors):
+            for outputs in self._transport.infer(self.pipeline, tensors, limit):
                 yield from reader.read(outputs)
         yield reader.end(self._transport.url)

@@ -9,6 +9,8 @@ from typing import Any, TypedDict
 
 import numpy as np
 
+from omni_python.client._watch import MARGIN
+
 File = str | Path | bytes
 """A file: its path, or its contents."""
 
@@ -68,6 +70,14 @@ def request_inputs(text: str | None, options: RequestOptions, *, stream: bool) -
     if rate is not None:
         inputs["audio_sample_rate"] = np.array([rate], np.int32)
     return inputs
+
+
+def time_limit(options: RequestOptions) -> float | None:
+    """Seconds after which the client gives up a request with a `timeout_ms` that the server has not ended."""
+    timeout = (options.get("sampling") or {}).get("timeout_ms")
+    if isinstance(timeout, int | float) and timeout > 0:
+        return timeout / 1000 + MARGIN
+    return None  # the server refuses other values
 
 
 def _listed(name: str, values: Any) -> Sequence[Any]:

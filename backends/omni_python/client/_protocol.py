@@ -27,6 +27,7 @@ from omni_python.client._errors import (
     UnknownPipeline,
 )
 from omni_python.client._regions import InputTensor, SharedTensor
+from omni_python.client._watch import MARGIN, Look, Watched
 
 LOOK_UP_S = 5.0
 """Patience for the small calls, which a healthy server answers in milliseconds."""
@@ -84,6 +85,22 @@ def infer_request(model: str, inputs: Mapping[str, InputTensor]) -> service_pb2.
     return request
 
 
+def age_request(model: str) -> service_pb2.ModelInferRequest:
+    """Asks an orchestrator how old it is."""
+    return infer_request(model, {"describe": np.array([False])})
+
+
+def look(asked: float, replies: Sequence[Any]) -> Look:
+    """What the replies to an `age_request`, sent at `asked`, say."""
+    for reply in replies:
+        if reply.error_message:
+            return Look(asked, refusal=reply.error_message)
+        uptime = infer_outputs(reply.infer_response).get("uptime_ms")
+        if uptime is not None:
+            return Look(asked, float(uptime[0]) / 1000)
+    return Look(asked)
+
+
 def infer_outputs(response: Any) -> dict[str, np.ndarray]:
     """The tensors of a response by name."""
     outputs = {}
@@ -120,6 +137,18 @@ def region_refusal(error: grpc.RpcError, url: str, alive: bool) -> OmniClientErr
         f"{url} cannot open this machine's shared memory: it runs on another host, in a container of its own, or for "
         f"another user; leave shared_memory out ({' '.join(str(error.details()).split())})"
     )
+
+
+def ended_here(error: grpc.RpcError, watched: Watched, limit: float | None) -> RequestFailed | None:
+    """The error of a call that the client itself has ended; None for others."""
+    if watched.reason:
+        return Unavailable(watched.reason)
+    if limit is not None and error.code() == grpc.StatusCode.DEADLINE_EXCEEDED:
+        return DeadlineExceeded(
+            f"the server did not end the request by its deadline, nor {MARGIN:g} s later; its connection, or the "
+            f"orchestrator of pipeline {watched.model}, may be lost"
+        )
+    return None
 
 
 def failure(error: grpc.RpcError, url: str, answered: bool, alive: bool) -> OmniClientError:

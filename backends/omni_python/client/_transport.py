@@ -13,6 +13,7 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 from omni_python.client import _protocol, _regions
 from omni_python.client._errors import RequestFailed
 from omni_python.client._regions import InputTensor, Region, SharedMemory
+from omni_python.client._watch import Look, Watcher
 
 
 class Transport:
@@ -22,6 +23,7 @@ class Transport:
         self.url = url
         self._channel = grpc.insecure_channel(url, options=_protocol.channel_options(url))
         self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
+        self._watcher = Watcher(self._look)
 
     def close(self) -> None:
         self._channel.close()
@@ -73,17 +75,23 @@ class Transport:
                         return
                 time.sleep(wait)
 
-    def infer(self, model: str, inputs: Mapping[str, InputTensor]) -> Generator[dict[str, np.ndarray], None, None]:
+    def infer(
+        self, model: str, inputs: Mapping[str, InputTensor], limit: float | None = None
+    ) -> Generator[dict[str, np.ndarray], None, None]:
         """The outputs of each response, by name. Leaving the iterator cancels the request.
 
-        Raises a subclass of `RequestFailed` with the server's message, `ServerUnreachable`, `ConnectionLost`.
+        Raises a subclass of `RequestFailed` with the server's message, `ServerUnreachable`, `ConnectionLost`; where the
+        server does not end the request, `DeadlineExceeded` after `limit` seconds, and `Unavailable` a few seconds after
+        its orchestrator died.
         """
         request = _protocol.infer_request(model, inputs)
-        call = self._stub.ModelStreamInfer(iter((request,)))
+        call = self._stub.ModelStreamInfer(iter((request,)), timeout=limit)
+        watched = self._watcher.watch(model, call)
         answered = False
         refused = ""
         try:
             for reply in call:
+                watched.hear()
                 if reply.error_message:
                     refused = reply.error_message.rstrip(". ")
                     continue
@@ -92,9 +100,19 @@ class Transport:
             if refused:
                 raise _protocol.refusal(refused) or self._refusal(model, refused)
         except grpc.RpcError as error:
-            raise _protocol.failure(error, self.url, answered, self._is_alive()) from None
+            ended = _protocol.ended_here(error, watched, limit)
+            raise ended or _protocol.failure(error, self.url, answered, self._is_alive()) from None
         finally:
+            self._watcher.forget(watched)
             call.cancel()
+
+    def _look(self, model: str) -> Look:
+        asked = time.monotonic()
+        call = self._stub.ModelStreamInfer(iter((_protocol.age_request(model),)), timeout=_protocol.LOOK_UP_S)
+        try:
+            return _protocol.look(asked, list(call))
+        except (grpc.RpcError, ValueError):  # a ValueError where the channel was closed
+            return Look(asked)
 
     def pipelines(self) -> list[str]:
         """The pipelines that are ready, sorted. Raises `ServerUnreachable`."""

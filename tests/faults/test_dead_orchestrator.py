@@ -1,0 +1,121 @@
+"""A client's requests end although Triton never ends those of an orchestrator that died or hangs."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from omni_python.client import AsyncOmniClient, DeadlineExceeded, OmniClient, OmniClientError, Unavailable
+from omni_python.client._watch import MARGIN, PERIOD
+from omni_python.config.compile import compile_pipeline
+from omni_python.models.noop.config import NoopLinePipelineConfig
+from omni_python.serve.orchestrators import Orchestrators
+from omni_python.serve.triton_server import ServerOptions, TritonServer
+
+PIPELINE = "noop_line"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
+    repository = tmp_path_factory.mktemp("models")
+    compile_pipeline(NoopLinePipelineConfig(), repository)
+    with TritonServer.start(ServerOptions(model_repository=repository, exit_timeout_s=1)) as server:
+        yield server
+
+
+def orchestrator(server: TritonServer) -> psutil.Process:
+    children = psutil.Process(server.process.pid).children()
+    alive = [child for child in children if child.status() != psutil.STATUS_ZOMBIE]
+    return next(child for child in alive if any(f"/{PIPELINE}/1/" in word for word in child.cmdline()))
+
+
+def ask(url: str, sampling: dict[str, float]) -> None:
+    with OmniClient(url, PIPELINE) as client:
+        client.chat("x", sampling=sampling)
+
+
+def stream(url: str, sampling: dict[str, float]) -> None:
+    with OmniClient(url, PIPELINE) as client:
+        list(client.stream("x", sampling=sampling))
+
+
+def ask_async(url: str, sampling: dict[str, float]) -> None:
+    async def ask() -> None:
+        async with AsyncOmniClient(url, PIPELINE) as client:
+            await client.chat("x", sampling=sampling)
+
+    asyncio.run(ask())
+
+
+WAYS = (ask, stream, ask_async)
+Way = Callable[[str, dict[str, float]], None]
+
+
+def ends(server: TritonServer, hit: Callable[[], None]) -> dict[str, tuple[str, float]]:
+    """Requests of every way at once; how each ended, and how many seconds after `hit`."""
+    ended: dict[str, tuple[str, float]] = {}
+
+    def run(way: Way) -> None:
+        try:
+            way(server.grpc_url, {"delay": 60.0})
+        except OmniClientError as error:
+            ended[way.__name__] = (f"{type(error).__name__}: {error}", time.monotonic())
+
+    threads = [threading.Thread(target=run, args=(way,)) for way in WAYS]
+    for thread in threads:
+        thread.start()
+    time.sleep(1.0)
+    hit()
+    since = time.monotonic()
+    for thread in threads:
+        thread.join(30)
+    return {name: (error, at - since) for name, (error, at) in ended.items()}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_request_to_a_server_that_says_nothing_ends_by_its_deadline(way: Way) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        start = time.monotonic()
+        with pytest.raises(DeadlineExceeded, match="did not end the request by its deadline"):
+            way(f"127.0.0.1:{silent.getsockname()[1]}", {"timeout_ms": 300})
+        assert time.monotonic() - start < 0.3 + MARGIN + 2
+
+
+def test_a_slow_request_of_a_living_orchestrator_goes_on(server: TritonServer) -> None:
+    start = time.monotonic()
+    ask(server.grpc_url, {"delay": 3.5})
+    assert time.monotonic() - start > PERIOD + 1, "it was not slow enough to be looked after"
+
+
+def test_requests_end_when_their_orchestrator_dies(server: TritonServer) -> None:
+    """Without a deadline, and with nobody to load it again."""
+    ended = ends(server, orchestrator(server).kill)
+    assert len(ended) == len(WAYS)
+    for error, seconds in ended.values():
+        assert error.startswith(f"{Unavailable.__name__}: the orchestrator of pipeline {PIPELINE} died"), error
+        assert seconds < 25
+
+
+def test_requests_end_when_their_orchestrator_was_replaced(server: TritonServer) -> None:
+    base = NoopLinePipelineConfig().endpoints.resolved_base_path
+    orchestrators = Orchestrators(server, [Path(base)], silence=15)
+    orchestrators.reload(PIPELINE)
+    process = orchestrator(server)
+
+    def replace() -> None:
+        process.kill()
+        orchestrators.reload(PIPELINE)
+
+    ended = ends(server, replace)
+    assert len(ended) == len(WAYS)
+    for error, seconds in ended.values():
+        assert error.startswith(f"{Unavailable.__name__}: the orchestrator of pipeline {PIPELINE} died"), error
+        assert seconds < 20
+    ask(server.grpc_url, {})
