@@ -1,4 +1,9 @@
-"""A Python client for pipelines served by this backend, over Triton's gRPC protocol."""
+"""A Python client for pipelines served by this backend.
+
+`OmniClient` blocks, `AsyncOmniClient` is for asyncio. An answer is an `Answer`, or a stream of events: `TextDelta`,
+`AudioChunk` and at last `Finished`. `played` plays speech as it comes. In a notebook answers show their text and a
+player. All errors are kinds of `OmniClientError`.
+"""
 
 from omni_python.client._async_client import AsyncOmniClient
 from omni_python.client._client import OmniClient
@@ -15,6 +20,7 @@ from omni_python.client._errors import (
 )
 from omni_python.client._events import Answer, AudioChunk, Event, Finished, TextDelta, save_wav
 from omni_python.client._inputs import File, RequestOptions
+from omni_python.client._playback import PlaybackUnavailable, Sink, played
 from omni_python.proto.info import PipelineInfo
 from omni_python.proto.timing import StageTiming
 
@@ -32,12 +38,15 @@ __all__ = [
     "OmniClient",
     "OmniClientError",
     "PipelineInfo",
+    "PlaybackUnavailable",
     "RequestFailed",
     "RequestOptions",
     "ServerUnreachable",
+    "Sink",
     "StageTiming",
     "TextDelta",
     "Unavailable",
     "UnknownPipeline",
+    "played",
     "save_wav",
 ]

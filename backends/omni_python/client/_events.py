@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from omni_python.client._display import paragraph, player, small
 from omni_python.client._errors import ConnectionLost
 from omni_python.proto.info import PipelineInfo, decode_info
 from omni_python.proto.timing import StageTiming
@@ -30,6 +31,13 @@ class AudioChunk:
 
     samples: np.ndarray
     sample_rate: int
+
+    def __repr__(self) -> str:
+        return f"AudioChunk({len(self.samples) / self.sample_rate:.3f} s at {self.sample_rate} Hz)"
+
+    def _repr_html_(self) -> str:
+        """A player, for notebooks."""
+        return player(self.samples, self.sample_rate)
 
 
 @dataclass(frozen=True)
@@ -128,6 +136,24 @@ class Answer:
 
         None where there is no speech."""
         return self.finished.total / self.audio_seconds if self.audio_seconds else None
+
+    def __repr__(self) -> str:
+        speech = f", {self.audio_seconds:.2f} s of speech" if len(self.audio) else ""
+        return f"Answer({self.text!r}{speech}, {self.finished.finish_reason})"
+
+    def _repr_html_(self) -> str:
+        """Text, a player where there is speech, and what it took, for notebooks."""
+        took = [
+            f"{what} {seconds:.2f} s"
+            for what, seconds in (
+                ("first text", self.finished.first_text),
+                ("first audio", self.finished.first_audio),
+                ("all", self.finished.total),
+            )
+            if seconds is not None
+        ]
+        speech = player(self.audio, self.sample_rate) if len(self.audio) else ""
+        return paragraph(self.text) + speech + small(" · ".join(took))
 
     def save_wav(self, path: str | Path) -> None:
         """Write the speech as a 16-bit mono WAV file; what is beyond -1..1 is clipped.
