@@ -12,8 +12,9 @@ from omni_python.serve.openai.app import create_app
 from omni_python.serve.openai.server import HttpServer
 from omni_python.serve.triton_server import TritonServer
 from tests.e2e.conftest import checkpoint, server
+from tests.serve.openai.realtime import aborted, connection, question, realtime
 
-__all__ = ["checkpoint", "server"]
+__all__ = ["aborted", "checkpoint", "connection", "question", "realtime", "server"]
 
 
 @pytest.fixture(scope="session")

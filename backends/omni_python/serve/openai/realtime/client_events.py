@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-import pydantic_core
+import jiter
 from pydantic import Field, StrictInt, StrictStr, TypeAdapter, ValidationError
 
 from omni_python.serve.openai.errors import ApiError, validation_error
@@ -108,15 +108,15 @@ def parse(text: str | None) -> ClientEvent:
     if text is None:
         raise BadEvent(ApiError(400, "Events are JSON in text messages, not binary ones.", "invalid_json"), None)
     try:
-        return _events.validate_json(text)
-    except ValidationError as error:
-        problems: list[Any] = list(error.errors(include_url=False, include_input=False))
-    try:
-        event = pydantic_core.from_json(text)
+        event = jiter.from_json(text.encode(), allow_inf_nan=False, catch_duplicate_keys=True)
     except ValueError as error:
         raise BadEvent(ApiError(400, f"The event is not valid JSON: {error}.", "invalid_json"), None) from None
+    try:
+        return _events.validate_python(event)
+    except ValidationError as error:
+        problems: list[Any] = list(error.errors(include_url=False, include_input=False))
     event_id = event.get("event_id") if isinstance(event, dict) else None
-    problems = [{**problem, "loc": _path(problem["loc"], event)} for problem in problems]
+    problems = [{**problem, "loc": _path(problem, event)} for problem in problems]
     raise BadEvent(_refusal(problems), event_id if isinstance(event_id, str) else None)
 
 
@@ -126,14 +126,14 @@ def _refusal(problems: list[Any]) -> ApiError:
     return validation_error(problems)
 
 
-def _path(location: tuple[str | int, ...], event: Any) -> tuple[str | int, ...]:
+def _path(problem: Any, event: Any) -> tuple[str | int, ...]:
     """Where in the event a problem lies: pydantic's location without the names of the kinds that it passed."""
     path: list[str | int] = []
     here = event
-    for depth, part in enumerate(location, 1):
+    for depth, part in enumerate(problem["loc"], 1):
         inside = part in here if isinstance(here, dict) else isinstance(here, list) and isinstance(part, int)
         if inside:
             here = here[part]
-        if inside or (depth == len(location) and isinstance(here, dict)):
+        if inside or (problem["type"] == "missing" and depth == len(problem["loc"])):
             path.append(part)
     return tuple(path)
