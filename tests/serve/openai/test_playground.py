@@ -89,6 +89,7 @@ def test_speech_in_text_and_sound_out(page: Page, http: httpx.Client) -> None:
     expect(answer.locator("summary")).to_contain_text(re.compile(r"First text \d+.*First sound \d+.*Whole answer \d+"))
     bars = answer.locator(".waterfall .name").all_inner_texts()
     assert [bars[0], *bars[-3:]] == ["Wait", "Text", "Speech", "Playback"]
+    assert {"preprocessing", "audio_encoder", "thinker", "talker_ar", "code2wav"} < set(bars)
     with page.expect_download() as download:
         answer.get_by_role("button", name="Save as WAV").click()
     saved, rate = decoded("wav", Path(download.value.path()).read_bytes(), 0)

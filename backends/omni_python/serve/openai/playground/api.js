@@ -17,7 +17,7 @@ export async function voices(model) {
 
 /**
  * Ask for a chat completion, and get the answer's pieces as they come:
- * {text}, {samples: Int16Array, sampleRate}, {finishReason} and {usage}.
+ * {text}, {samples: Int16Array, sampleRate}, {finishReason}, {stages} as in `omni_timings`, and {usage}.
  * Aborting `signal` ends it with an AbortError; what the server refuses, with an ApiError.
  */
 export async function* chat(body, signal) {
@@ -40,6 +40,7 @@ export async function* chat(body, signal) {
       }
       if (finishReason) yield { finishReason };
     }
+    if (chunk.omni_timings?.length) yield { stages: chunk.omni_timings };
     if (chunk.usage) yield { usage: chunk.usage };
   }
   throw new ApiError("The answer broke off: the connection to the server was lost.");

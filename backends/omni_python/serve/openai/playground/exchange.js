@@ -2,7 +2,6 @@ import { button, element, icon } from "./dom.js";
 import { Timing, duration } from "./timing.js";
 import { Waveform } from "./waveform.js";
 import { drawWaterfall } from "./waterfall.js";
-import { stages } from "./stages.js";
 import { wavFile } from "./wav.js";
 
 /** One question and its answer: what is kept of them, and how the page shows them. */
@@ -24,7 +23,7 @@ export class Exchange {
   }
 
   /** Takes a piece of the answer, as `chat` gives it. */
-  take({ text, samples, sampleRate, finishReason, usage }) {
+  take({ text, samples, sampleRate, finishReason, stages, usage }) {
     if (text !== undefined) {
       this.timing.mark("text");
       this.text += text;
@@ -36,6 +35,7 @@ export class Exchange {
       this.sound.hidden = false;
       this.waveform.push(samples, sampleRate);
     } else if (finishReason) this.#finishReason = finishReason;
+    else if (stages) this.timing.placeStages(stages);
     else if (usage) this.#usage = usage;
     this.#tellTimes();
   }
@@ -157,7 +157,7 @@ export class Exchange {
     );
     this.summary.replaceChildren(...(shown.length ? shown : ["Waiting for the answer"]));
     this.list.hidden = !shown.length;
-    drawWaterfall(this.list, timing.bars(stages(this.#usage)));
+    drawWaterfall(this.list, timing.bars());
   }
 }
 

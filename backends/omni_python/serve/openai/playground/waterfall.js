@@ -3,21 +3,31 @@ import { duration } from "./timing.js";
 
 const TICKS = 4;
 
-/** Draws bars {name, kind, from, to} (milliseconds) into a list, on one scale of round numbers. */
+/**
+ * Draws bars {name, kind, from, to} (milliseconds) into a list, on one scale of round numbers. A stage's bar is pale until
+ * its `first` output; playback, which goes on long after the request, is cut where the scale ends.
+ */
 export function drawWaterfall(list, bars) {
-  const step = roundStep(Math.max(...bars.map((bar) => bar.to), 1) / TICKS);
-  const end = step * Math.ceil(Math.max(...bars.map((bar) => bar.to), 1) / step);
+  const last = Math.max(1, ...bars.filter((bar) => bar.kind !== "playback").map((bar) => bar.to));
+  const step = roundStep(last / TICKS);
+  const end = step * Math.ceil(last / step);
   list.replaceChildren(...bars.map((bar) => row(bar, end)), axis(step, end));
 }
 
-function row({ name, kind, from, to }, end) {
-  const bar = element("span", { className: `bar of-${kind}` });
-  bar.style.left = `${(100 * from) / end}%`;
-  bar.style.width = `${(100 * (to - from)) / end}%`;
-  const track = element("span", { className: "track" }, bar);
+function row({ name, kind, from, first, to }, end) {
+  const track = element("span", { className: "track" }, part(`of-${kind}`, from, to, end));
+  if (first !== undefined) track.append(part("of-output", first, to, end));
   track.setAttribute("aria-hidden", "true");
   const times = [...new Set([from, to].map(duration))].join(" – ");
   return element("li", {}, element("span", { className: "name", textContent: name }), track, element("span", { className: "time", textContent: times }));
+}
+
+function part(kind, from, to, end) {
+  const bar = element("span", { className: `bar ${kind}` });
+  bar.classList.toggle("cut", to > end);
+  bar.style.left = `${(100 * from) / end}%`;
+  bar.style.width = `${(100 * (Math.min(to, end) - from)) / end}%`;
+  return bar;
 }
 
 function axis(step, end) {
