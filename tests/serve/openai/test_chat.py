@@ -162,7 +162,7 @@ BAD = [
     ({"n": 2}, "n", "Input should be 1"),
     ({"temperature": 9}, "temperature", "less than or equal to 2"),
     ({"messages": []}, "messages", "at least 1"),
-    ({"messages": [{"role": "tool", "content": "x"}]}, "messages.0", "whose role is system, developer, user or assistant"),
+    ({"messages": [{"role": "tool", "content": "x"}]}, "messages.0", "whose role is system, developer,"),
     ({"messages": [{"role": "user", "content": [{"type": "poem"}]}]}, "messages.0.content.0", "whose type is text,"),
     ({"messages": [{"role": "user", "content": ""}]}, None, "empty"),
     ({"modalities": ["smell"]}, "modalities.0", "'text' or 'audio'"),

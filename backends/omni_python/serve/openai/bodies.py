@@ -34,7 +34,7 @@ def parsed(model: type[T], data: bytes) -> T:
     try:
         content = jiter.from_json(data, allow_inf_nan=False, catch_duplicate_keys=True)
     except ValueError as error:
-        raise ApiError(400, f"The body is not valid JSON: {error}.", "invalid_json") from None
+        raise ApiError(400, f"The body is not valid JSON: {error!s:.200}.", "invalid_json") from None
     if not isinstance(content, dict):
         raise ApiError(400, f"The body must be a JSON object, not a {type(content).__name__}.", "invalid_value")
     try:

@@ -42,6 +42,9 @@ _STATUS: tuple[tuple[type[OmniClientError], int, str], ...] = (
 )
 
 
+_SHOWN = 100
+"""Characters of a client's own words in a message."""
+
 _WHERE = re.compile(r"(?:sampling_parameters\.)?([a-z_]+(?:\[\d+\]|\.[a-z_]+)*): ")
 """How the pipelines' messages begin where they are about a field."""
 
@@ -60,7 +63,7 @@ def validation_error(problems: Sequence[Any]) -> ApiError:
     problem = problems[0]
     kind, path = problem["type"], [str(part) for part in problem["loc"]]
     if kind == UNKNOWN_FIELD:
-        path.append(problem["ctx"]["field"])
+        path.append(f"{problem['ctx']['field']:.{_SHOWN}}")
     param = ".".join(part for part in path if not (part.startswith("<") and part.endswith(">"))) or None
     if kind == UNKNOWN_FIELD:
         message = f"Unsupported parameter: {param!r} is not supported by this server; {problem['msg']}."

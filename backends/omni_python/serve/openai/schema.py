@@ -20,6 +20,7 @@ from pydantic_core import PydanticCustomError
 Text = Annotated[StrictStr, Field(max_length=4 << 20)]
 Name = Annotated[StrictStr, Field(min_length=1, max_length=256)]
 Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
+StopString = Annotated[StrictStr, Field(min_length=1, max_length=4 << 20)]
 Count = Annotated[StrictInt, Field(ge=1, le=2**31 - 1)]
 ChatFormat = Literal["wav", "mp3", "flac", "opus", "aac", "pcm16"]
 SpeechFormat = Literal["wav", "mp3", "flac", "opus", "aac", "pcm"]
@@ -201,7 +202,7 @@ class ChatRequest(SamplingFields):
     stream_options: StreamOptions | None = None
     stop: (
         Annotated[
-            Annotated[Text, _TEXT] | Annotated[list[Text], Field(max_length=16), _LIST],
+            Annotated[StopString, _TEXT] | Annotated[list[StopString], Field(max_length=16), _LIST],
             _of_either("a string, or a list of strings"),
         ]
         | None
