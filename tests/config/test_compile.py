@@ -68,6 +68,7 @@ def test_the_orchestrator(tmp_path: Path) -> None:
         "sampling_parameters": (pb.TYPE_STRING, [1]),
         "stream": (pb.TYPE_BOOL, [1]),
         "exclude_input_in_output": (pb.TYPE_BOOL, [1]),
+        "describe": (pb.TYPE_BOOL, [1]),
     }
     outputs = {tensor.name: (tensor.data_type, list(tensor.dims)) for tensor in model.output}
     assert outputs == {
@@ -79,6 +80,9 @@ def test_the_orchestrator(tmp_path: Path) -> None:
         "num_input_tokens": (pb.TYPE_UINT32, [1]),
         "num_output_tokens": (pb.TYPE_UINT32, [1]),
         "usage": (pb.TYPE_STRING, [1]),
+        "stage_timings": (pb.TYPE_STRING, [1]),
+        "description": (pb.TYPE_STRING, [1]),
+        "uptime_ms": (pb.TYPE_INT64, [1]),
     }
 
 

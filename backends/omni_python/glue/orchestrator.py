@@ -37,6 +37,7 @@ class Orchestrator:
         self._reloader = ModelReloader(
             resolve_topology(context.config),
             lambda process, replica, why: self._coordinator.give_up(process, replica, why),
+            context.config.limits.max_deaths,
         )
         self._coordinator = Coordinator(
             spec,

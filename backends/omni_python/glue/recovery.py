@@ -13,19 +13,14 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-
-import triton_python_backend_utils as pb_utils
+from dataclasses import dataclass
 
 from omni_python.config.topology import Topology
-from omni_python.control.back_off import BackOff
-from omni_python.glue.repository import load_model, unload_model
+from omni_python.control.back_off import WINDOW, BackOff
+from omni_python.glue.repository import is_loaded, load_model, unload_model
 
-MAX_DEATHS = 5
-"""Deaths of one process within `WINDOW` seconds after which it is not brought back again: a crash loop."""
-
-WINDOW = 300.0
-FIRST_DELAY = 0.1
-"""Seconds before the first reload; doubled with each further death in the window."""
+FIRST_DELAY = 0.05
+"""Seconds before a reload; longer where a process dies again and again."""
 
 UNLOAD_TIMEOUT = 60.0
 """Seconds for Triton to let go of the dead model; unloading is asynchronous."""
@@ -36,50 +31,63 @@ Replica = tuple[str, int]
 log = logging.getLogger(__name__)
 
 
-class ModelReloader:
-    """Reloads the models of dead processes on a thread of its own: one at a time, since loading through BLS from
-    several threads is not safe in Triton, and while one waits for its turn others are reloaded.
+@dataclass(frozen=True)
+class _Failed:
+    """A replica's model could not be loaded, for this reason."""
 
-    A model that cannot be loaded counts as one that died again. `give_up(process, replica, why)` is told of those that
-    are not brought back; their models (or instances) are unloaded, so that they are not ready for Triton either.
+    replica: Replica
+    why: str
+
+
+class ModelReloader:
+    """Reloads the models of dead processes, each process's on a thread of its own, so that none waits for another's.
+
+    A process that dies more than `max_deaths` times within `WINDOW` seconds is not brought back; a model that cannot be
+    loaded counts as one that died again. `give_up(process, replica, why)` is told of those that are not brought back;
+    their models (or instances) are unloaded, so that they are not ready for Triton either.
     """
 
-    def __init__(self, topology: Topology, give_up: Callable[[str, int, str], None]) -> None:
+    def __init__(self, topology: Topology, give_up: Callable[[str, int, str], None], max_deaths: int) -> None:
         self._topology = topology
         self._groups = {group.name: group for group in topology.groups}
         self._instances = {group.name: set(range(group.replicas)) for group in topology.groups}
+        self._loading = {group.name: threading.Lock() for group in topology.groups}
         self._give_up = give_up
-        self._dead: queue.SimpleQueue[Replica | None] = queue.SimpleQueue()
+        self._news: queue.SimpleQueue[Replica | _Failed | None] = queue.SimpleQueue()
         self._due: dict[Replica, float] = {}
         self._deaths = {
-            (group.name, replica): BackOff(MAX_DEATHS, WINDOW, FIRST_DELAY)
+            (group.name, replica): BackOff(max_deaths, WINDOW, FIRST_DELAY)
             for group in topology.groups
             for replica in range(group.replicas)
         }
-        self._thread = threading.Thread(target=self._run, name="omni-reload", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="omni-recovery", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
 
     def stop(self) -> None:
-        self._dead.put(None)
+        self._news.put(None)
 
     def recover(self, process: str, replica: int) -> None:
         """A process died. Returns at once."""
-        self._dead.put((process, replica))
+        self._news.put((process, replica))
 
     def _run(self) -> None:
         while True:
             try:
-                replica = self._dead.get(timeout=self._time_to_next())
+                news = self._news.get(timeout=self._time_to_next())
             except queue.Empty:
                 first = min(self._due, key=self._due.__getitem__)
                 del self._due[first]
-                self._reload(*first)
-            else:
-                if replica is None:
+                threading.Thread(target=self._reload, args=first, name="omni-reload", daemon=True).start()
+                continue
+            match news:
+                case None:
                     return
-                self._died(*replica, "it died")
+                case _Failed():
+                    self._died(*news.replica, news.why)
+                case _:
+                    self._died(*news, "it died")
 
     def _time_to_next(self) -> float | None:
         return max(0.0, min(self._due.values()) - time.monotonic()) if self._due else None
@@ -93,7 +101,8 @@ class ModelReloader:
         why = f"{what} {deaths.count} times within {WINDOW:.0f} s and is not restarted again"
         self._give_up(process, replica, why)
         try:
-            self._remove(process, replica)
+            with self._loading[process]:
+                self._remove(process, replica)
         except Exception as error:  # whatever Triton raises
             log.warning("%s could not be unloaded: %s", self._groups[process].triton_model, error)
 
@@ -101,12 +110,14 @@ class ModelReloader:
         start = time.monotonic()
         model, name = self._groups[process].triton_model, self._groups[process].replica_name(replica)
         try:
-            self._remove(process, replica)
-            self._load(process, self._instances[process] | {replica})
+            with self._loading[process]:
+                self._remove(process, replica)
+                self._load(process, self._instances[process] | {replica})
         except Exception as error:  # whatever Triton raises
             log.error("model %s could not be loaded again: %s", model, error)
             reason = f"it died and its model {model} could not be loaded again ({error}; that needs tritonserver with "
-            self._died(process, replica, reason + "--model-control-mode=explicit --load-model=*), which happened")
+            reason += "--model-control-mode=explicit --load-model=*), which happened"
+            self._news.put(_Failed((process, replica), reason))
             return
         log.warning("process %s is back after %.2f s", name, time.monotonic() - start)
 
@@ -119,7 +130,7 @@ class ModelReloader:
         start = time.monotonic()
         model = self._groups[process].triton_model
         unload_model(model)
-        while pb_utils.is_model_ready(model) and time.monotonic() - start < UNLOAD_TIMEOUT:
+        while is_loaded(model) and time.monotonic() - start < UNLOAD_TIMEOUT:
             time.sleep(0.01)
         self._instances[process] = set()
 

@@ -11,6 +11,7 @@ import http.client
 import json
 import logging
 import os
+import threading
 from pathlib import Path
 
 import triton_python_backend_utils as pb_utils
@@ -18,19 +19,30 @@ import triton_python_backend_utils as pb_utils
 TIMEOUT = 3600.0
 """Seconds for a model to load."""
 
+_own_call = threading.Lock()
+"""Triton's call is not safe on several threads; the HTTP port is."""
+
 log = logging.getLogger(__name__)
 
 
 def load_model(model: str, config: str = "") -> None:
     """Load a model, or change one to the configuration `config` (JSON). Raises what tells why it cannot be loaded."""
     if not _ask(model, "load", {"parameters": {"config": config}} if config else {}):
-        pb_utils.load_model(model, config=config)
+        with _own_call:
+            pb_utils.load_model(model, config=config)
 
 
 def unload_model(model: str) -> None:
     """Begin to unload a model."""
     if not _ask(model, "unload", {}):
-        pb_utils.unload_model(model)
+        with _own_call:
+            pb_utils.unload_model(model)
+
+
+def is_loaded(model: str) -> bool:
+    """Whether Triton still, or again, has the model; one whose process died stays loaded."""
+    with _own_call:
+        return bool(pb_utils.is_model_ready(model))
 
 
 def _ask(model: str, what: str, body: dict[str, object]) -> bool:

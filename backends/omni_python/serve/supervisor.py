@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
-from omni_python.control.back_off import BackOff
+from omni_python.control.back_off import WINDOW, BackOff
 from omni_python.serve.environment import ServerSetupError
 from omni_python.serve.leftovers import remove_leftover_regions
 from omni_python.serve.orchestrators import Orchestrators
@@ -42,14 +42,14 @@ class Policy:
     """`drain_s` seconds for requests in flight to end.
 
     A server, or an orchestrator, that gives no sign of life for `silence_s` seconds counts as stuck and is killed. More
-    than `max_deaths` deaths within `window_s` seconds are a crash loop; the first new start waits `first_delay_s`, each
-    further one twice as long.
+    than `max_deaths` deaths within `window_s` seconds are a crash loop; the first new start waits `first_delay_s`, one
+    after a death soon after the last twice as long as that.
     """
 
     drain_s: float = 30.0
     max_deaths: int = 5
-    window_s: float = 300.0
-    first_delay_s: float = 0.5
+    window_s: float = WINDOW
+    first_delay_s: float = 0.1
     silence_s: float = 15.0
 
     def back_off(self) -> BackOff:
