@@ -142,12 +142,13 @@ def test_a_killed_client_leaves_no_file(noop_server: TritonServer) -> None:
         assert process.stdout is not None and process.stdout.readline() == "running\n"
         process.send_signal(signal.SIGKILL)
     assert list(Path("/dev/shm").glob(f"omni_client_{process.pid}_*")) == []
-    with OmniClient(noop_server.grpc_url, "noop_forward") as client:  # the server still holds what nobody else can free
+    # The server still holds what nobody else frees, for as long as it reads it.
+    with grpc.insecure_channel(noop_server.grpc_url, options=[("grpc.enable_http_proxy", 0)]) as channel:
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
         for name in regions(noop_server):
-            request = service_pb2.SystemSharedMemoryUnregisterRequest(name=name)
             for wait in _regions.waits():
                 try:
-                    client._transport._stub.SystemSharedMemoryUnregister(request)
+                    stub.SystemSharedMemoryUnregister(service_pb2.SystemSharedMemoryUnregisterRequest(name=name))
                     break
                 except grpc.RpcError:
                     time.sleep(wait)
@@ -190,3 +191,5 @@ def test_unknown_memory_is_refused() -> None:
     for kind in (OmniClient, AsyncOmniClient):
         with pytest.raises(ValueError, match="shared_memory: 'disk' is not one of system, cuda"):
             kind("127.0.0.1:9", shared_memory=wrong)
+        with pytest.raises(ValueError, match="shared_memory needs the server's gRPC service"):
+            kind("http://127.0.0.1:9", shared_memory="system")

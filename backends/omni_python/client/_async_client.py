@@ -10,8 +10,10 @@ from typing import Unpack
 
 import numpy as np
 
+from omni_python.client._async_http_transport import AsyncHttpTransport
 from omni_python.client._async_transport import AsyncTransport
 from omni_python.client._events import Answer, Event, EventReader, described
+from omni_python.client._http import is_http
 from omni_python.client._inputs import DESCRIBE, RequestOptions, request_inputs, time_limit
 from omni_python.client._regions import SharedMemory, checked_kind
 from omni_python.proto.info import PipelineInfo
@@ -30,16 +32,22 @@ class AsyncOmniClient:
     def __init__(
         self, url: str = "localhost:8001", pipeline: str = "qwen3_omni", *, shared_memory: SharedMemory | None = None
     ) -> None:
-        """`url` is host:port of the server's gRPC service.
+        """`url` is host:port of the server's gRPC service, or http://host:port of its HTTP service.
+
+        HTTP is for where gRPC does not get through: files grow by a third, speech is rounded to 16 bits, and an
+        orchestrator that died is noticed by a request's `timeout_ms` alone.
 
         With `shared_memory`, inputs of 1 MiB and more lie in memory that the server maps, instead of going through the
-        connection: "system" is the host's (/dev/shm), "cuda" that of its first GPU, for servers whose models take
-        GPU tensors. Only for a server on this host, of this user or root; elsewhere requests raise `NotSupported`.
-        ValueError where it is neither.
+        connection: "system" is the host's (/dev/shm), "cuda" that of its first GPU. Only for gRPC, and for a server on
+        this host, of this user or root; elsewhere requests raise `NotSupported`.
+
+        Raises ValueError for another kind of memory, or with HTTP.
         """
         self.pipeline = pipeline
-        self._shared_memory = checked_kind(shared_memory)
-        self._transport = AsyncTransport(url)
+        memory = checked_kind(shared_memory, is_http(url))
+        self._transport: AsyncTransport | AsyncHttpTransport = (
+            AsyncHttpTransport(url) if is_http(url) else AsyncTransport(url, memory)
+        )
 
     async def __aenter__(self) -> AsyncOmniClient:
         return self
@@ -82,10 +90,7 @@ class AsyncOmniClient:
 
     async def _events(self, inputs: Mapping[str, np.ndarray], limit: float | None) -> AsyncGenerator[Event, None]:
         reader = EventReader()
-        async with (
-            self._transport.sharing(inputs, self._shared_memory) as tensors,
-            aclosing(self._transport.infer(self.pipeline, tensors, limit)) as responses,
-        ):
+        async with aclosing(self._transport.infer(self.pipeline, inputs, limit)) as responses:
             async for outputs in responses:
                 for event in reader.read(outputs):
                     yield event

@@ -21,8 +21,10 @@ from omni_python.client._watch import Look, Watched
 class AsyncTransport:
     """A channel to one server, of one event loop; any number of calls at once."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, shared_memory: SharedMemory | None = None) -> None:
+        """As `Transport`."""
         self.url = url
+        self._shared_memory = shared_memory
         self._channel = grpc.aio.insecure_channel(url, options=_protocol.channel_options(url))
         self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
 
@@ -38,11 +40,9 @@ class AsyncTransport:
         return bool(reply.ready)
 
     @contextlib.asynccontextmanager
-    async def sharing(
-        self, inputs: Mapping[str, np.ndarray], kind: SharedMemory | None
-    ) -> AsyncIterator[Mapping[str, InputTensor]]:
-        """As `Transport.sharing`."""
-        tensors, region = _regions.shared(inputs, kind)
+    async def _sharing(self, inputs: Mapping[str, np.ndarray]) -> AsyncIterator[Mapping[str, InputTensor]]:
+        """The inputs, the large ones in shared memory where that was asked for, until the end of the block."""
+        tensors, region = _regions.shared(inputs, self._shared_memory)
         if region is None:
             yield tensors
             return
@@ -78,9 +78,19 @@ class AsyncTransport:
                 await asyncio.sleep(wait)
 
     async def infer(
-        self, model: str, inputs: Mapping[str, InputTensor], limit: float | None = None
+        self, model: str, inputs: Mapping[str, np.ndarray], limit: float | None = None
     ) -> AsyncGenerator[dict[str, np.ndarray], None]:
         """As `Transport.infer`."""
+        async with (
+            self._sharing(inputs) as tensors,
+            contextlib.aclosing(self._infer(model, tensors, limit)) as responses,
+        ):
+            async for outputs in responses:
+                yield outputs
+
+    async def _infer(
+        self, model: str, inputs: Mapping[str, InputTensor], limit: float | None
+    ) -> AsyncGenerator[dict[str, np.ndarray], None]:
         request = _protocol.infer_request(model, inputs)
         call = self._stub.ModelStreamInfer(iter((request,)), timeout=limit)
         watched = Watched(model, call)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping
+from contextlib import closing
 from types import TracebackType
 from typing import Unpack
 
 import numpy as np
 
 from omni_python.client._events import Answer, Event, EventReader, described
+from omni_python.client._http import is_http
+from omni_python.client._http_transport import HttpTransport
 from omni_python.client._inputs import DESCRIBE, RequestOptions, request_inputs, time_limit
 from omni_python.client._regions import SharedMemory, checked_kind
 from omni_python.client._transport import Transport
@@ -32,16 +35,20 @@ class OmniClient:
     def __init__(
         self, url: str = "localhost:8001", pipeline: str = "qwen3_omni", *, shared_memory: SharedMemory | None = None
     ) -> None:
-        """`url` is host:port of the server's gRPC service.
+        """`url` is host:port of the server's gRPC service, or http://host:port of its HTTP service.
+
+        HTTP is for where gRPC does not get through: files grow by a third, speech is rounded to 16 bits, and an
+        orchestrator that died is noticed by a request's `timeout_ms` alone.
 
         With `shared_memory`, inputs of 1 MiB and more lie in memory that the server maps, instead of going through the
-        connection: "system" is the host's (/dev/shm), "cuda" that of its first GPU, for servers whose models take
-        GPU tensors. Only for a server on this host, of this user or root; elsewhere requests raise `NotSupported`.
-        ValueError where it is neither.
+        connection: "system" is the host's (/dev/shm), "cuda" that of its first GPU. Only for gRPC, and for a server on
+        this host, of this user or root; elsewhere requests raise `NotSupported`.
+
+        Raises ValueError for another kind of memory, or with HTTP.
         """
         self.pipeline = pipeline
-        self._shared_memory = checked_kind(shared_memory)
-        self._transport = Transport(url)
+        memory = checked_kind(shared_memory, is_http(url))
+        self._transport: Transport | HttpTransport = HttpTransport(url) if is_http(url) else Transport(url, memory)
 
     def __enter__(self) -> OmniClient:
         return self
@@ -87,7 +94,7 @@ class OmniClient:
 
     def _events(self, inputs: Mapping[str, np.ndarray], limit: float | None) -> Generator[Event, None, None]:
         reader = EventReader()
-        with self._transport.sharing(inputs, self._shared_memory) as tensors:
-            for outputs in self._transport.infer(self.pipeline, tensors, limit):
+        with closing(self._transport.infer(self.pipeline, inputs, limit)) as responses:
+            for outputs in responses:
                 yield from reader.read(outputs)
         yield reader.end(self._transport.url)

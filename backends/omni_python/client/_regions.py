@@ -37,10 +37,12 @@ the orchestrator sees it."""
 _FOLDER = Path("/dev/shm")
 
 
-def checked_kind(kind: SharedMemory | None) -> SharedMemory | None:
-    """`kind`. Raises ValueError where it is none."""
+def checked_kind(kind: SharedMemory | None, over_http: bool) -> SharedMemory | None:
+    """`kind`. Raises ValueError where it is none, and over HTTP, where there is no such thing."""
     if kind is not None and kind not in get_args(SharedMemory):
         raise ValueError(f"shared_memory: {kind!r} is not one of {', '.join(get_args(SharedMemory))}")
+    if kind is not None and over_http:
+        raise ValueError("shared_memory needs the server's gRPC service: an address host:port without http://")
     return kind
 
 

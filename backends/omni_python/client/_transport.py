@@ -19,8 +19,10 @@ from omni_python.client._watch import Look, Watcher
 class Transport:
     """A channel to one server; thread-safe, any number of calls at once."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, shared_memory: SharedMemory | None = None) -> None:
+        """With `shared_memory`, large inputs lie in memory that the server maps."""
         self.url = url
+        self._shared_memory = shared_memory
         self._channel = grpc.insecure_channel(url, options=_protocol.channel_options(url))
         self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
         self._watcher = Watcher(self._look)
@@ -37,14 +39,9 @@ class Transport:
         return bool(reply.ready)
 
     @contextlib.contextmanager
-    def sharing(
-        self, inputs: Mapping[str, np.ndarray], kind: SharedMemory | None
-    ) -> Iterator[Mapping[str, InputTensor]]:
-        """The inputs, the large ones in memory shared with the server if `kind` names one, until the end of the block.
-
-        Raises `NotSupported` where that cannot be, and `ServerUnreachable`.
-        """
-        tensors, region = _regions.shared(inputs, kind)
+    def _sharing(self, inputs: Mapping[str, np.ndarray]) -> Iterator[Mapping[str, InputTensor]]:
+        """The inputs, the large ones in shared memory where that was asked for, until the end of the block."""
+        tensors, region = _regions.shared(inputs, self._shared_memory)
         if region is None:
             yield tensors
             return
@@ -76,14 +73,20 @@ class Transport:
                 time.sleep(wait)
 
     def infer(
-        self, model: str, inputs: Mapping[str, InputTensor], limit: float | None = None
+        self, model: str, inputs: Mapping[str, np.ndarray], limit: float | None = None
     ) -> Generator[dict[str, np.ndarray], None, None]:
         """The outputs of each response, by name. Leaving the iterator cancels the request.
 
         Raises a subclass of `RequestFailed` with the server's message, `ServerUnreachable`, `ConnectionLost`; where the
         server does not end the request, `DeadlineExceeded` after `limit` seconds, and `Unavailable` a few seconds after
-        its orchestrator died.
+        its orchestrator died; `NotSupported` where memory cannot be shared.
         """
+        with self._sharing(inputs) as tensors, contextlib.closing(self._infer(model, tensors, limit)) as responses:
+            yield from responses
+
+    def _infer(
+        self, model: str, inputs: Mapping[str, InputTensor], limit: float | None
+    ) -> Generator[dict[str, np.ndarray], None, None]:
         request = _protocol.infer_request(model, inputs)
         call = self._stub.ModelStreamInfer(iter((request,)), timeout=limit)
         watched = self._watcher.watch(model, call)
