@@ -56,7 +56,7 @@ def tiny(folder: Path, limits: LimitsConfig) -> PipelineConfig:
 
 @dataclass(frozen=True)
 class Case:
-    """`client_deadline`: clients tell gRPC of their deadline, too, since what waits in Triton is beyond the pipeline."""
+    """`client_deadline`: clients tell gRPC of their deadline, too; the pipeline cannot end what waits in Triton."""
 
     pipeline: Callable[[Path, LimitsConfig], PipelineConfig]
     deadline: float

@@ -2,159 +2,195 @@
 
     scripts/soak [--pipeline noop|tiny] [--requests 20000] [--cancelled 0.2] [--concurrency 16] [--allow-mb 8]
 
-Prints a table of the resident memory of every process, the sizes of shared-memory regions, file descriptors and threads
-at ten moments. The exit status is 1 where a process's memory grew by more than `--allow-mb` MiB from a quarter of the
-requests to the end, or anything is still held at the end, or a request that was not cancelled failed.
+Prints the memory of every process (this one, the client, among them), what the server has in /dev/shm, file
+descriptors and threads: as they were after warming up (a quarter of the requests), at the end, and how they rose in
+between, per thousand requests. The exit status is 1 where a process or /dev/shm grew by more than `--allow-mb` MiB,
+where descriptors or threads grew by more than a tenth, where anything is still held at the end, where a request failed
+that was not cancelled, or where none ended as aborted although some were cancelled.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import itertools
 import random
+import re
+import statistics
 import sys
 import tempfile
-import threading
 import time
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import psutil
 from tests.e2e import metrics
 from tests.faults.serving import name_of
 
-from omni_python.client import OmniClient, OmniClientError
+from omni_python.client import AsyncOmniClient, OmniClientError
 from omni_python.config.compile import compile_pipeline
 from omni_python.config.schema import PipelineConfig
 from omni_python.models.noop.config import NoopLinePipelineConfig
 from omni_python.models.qwen3_omni.config import Qwen3OmniSpeechPipelineConfig
+from omni_python.models.qwen3_omni.tiny import build
 from omni_python.serve.triton_server import SHARED_MEMORY, ServerOptions, TritonServer
 
-MOMENTS = 10
+WARM_SHARE = 0.25
+MOMENTS = 40
+AVERAGED = 4
+"""Moments, of which the median counts at either end: memory that is in use for a moment is no growth."""
+
 MB = 1 << 20
+HOST_WIDE = ("descriptors", "threads")
 
 
 @dataclass(frozen=True)
-class Moment:
-    """MiB by process, MiB in /dev/shm, file descriptors and threads of all, after `done` requests."""
+class Kind:
+    """What is asked: `options` makes a request's; one that is to be cancelled (its argument) is so within `patience`
+    seconds."""
 
-    done: int
-    resident: dict[str, float]
-    shared: float
-    fds: int
-    threads: int
+    config: Callable[[Path], PipelineConfig]
+    options: Callable[[bool], dict[str, Any]]
+    patience: float
 
 
 @dataclass
-class Counts:
+class Soak:
+    """What happened so far; `moments` are figures by name, each after so many requests."""
+
+    moments: list[tuple[int, dict[str, float]]] = field(default_factory=list)
     finished: int = 0
     cancelled: int = 0
-    failed: list[str] = field(default_factory=list)
+    failed: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def done(self) -> int:
+        return self.finished + self.cancelled + self.failed.total()
+
+
+def tiny_config(folder: Path) -> PipelineConfig:
+    build(folder / "tiny")
+    return Qwen3OmniSpeechPipelineConfig(model_path=str(folder / "tiny"))
+
+
+def noop_options(cancel: bool) -> dict[str, Any]:
+    """Those to be cancelled work for a moment, so that they are found in all places."""
+    return {"sampling": {"nbytes": random.choice((0, 1000, 100_000, 2_000_000)), "delay": 0.02 if cancel else 0.0}}
+
+
+def tiny_options(cancel: bool) -> dict[str, Any]:
+    """Two spoken answers for each that is text alone. Those to be cancelled would be long."""
+    speech = random.random() < 2 / 3
+    length = 60 if cancel else random.randint(2, 6)
+    sampling = {"max_tokens": length, "ignore_eos": cancel, "talker": {"max_tokens": length}}
+    return {"sampling": sampling, "modalities": ["text", "audio"] if speech else ["text"]}
+
+
+KINDS = {
+    "noop": Kind(lambda folder: NoopLinePipelineConfig(), noop_options, patience=0.1),
+    "tiny": Kind(tiny_config, tiny_options, patience=1.0),
+}
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--pipeline", choices=("noop", "tiny"), default="noop")
+    parser.add_argument("--pipeline", choices=KINDS, default="noop")
     parser.add_argument("--requests", type=int, default=20_000)
     parser.add_argument("--cancelled", type=float, default=0.2)
     parser.add_argument("--concurrency", type=int, default=16)
     parser.add_argument("--allow-mb", type=float, default=8.0)
     args = parser.parse_args()
+    kind = KINDS[args.pipeline]
     with tempfile.TemporaryDirectory(prefix="omni-soak-") as folder:
-        config = pipeline(args.pipeline, Path(folder))
+        config = kind.config(Path(folder))
         compile_pipeline(config, Path(folder) / "models")
         with TritonServer.start(ServerOptions(model_repository=Path(folder) / "models"), timeout_s=300) as server:
-            moments, counts = soak(server, config.resolved_name, args)
-            metrics.wait_empty(server, config.resolved_name, timeout=30)
-    return report(moments, counts, args.allow_mb)
+            start = time.monotonic()
+            soak = asyncio.run(run(server, config.resolved_name, kind, args))
+            seconds = time.monotonic() - start
+            left = held_at_end(server, config.resolved_name)
+            aborted = metrics.read(server, "omni_requests_total", state="aborted")
+    print(f"{args.requests} requests in {seconds:.0f} s: {soak.finished} finished, {soak.cancelled} cancelled ", end="")
+    print(f"({aborted:.0f} of them while they ran), {soak.failed.total()} failed")
+    problems = [f"{count} x {error}" for error, count in soak.failed.most_common(10)]
+    problems += [f"still held: {left}"] if left else []
+    problems += ["no request ended as aborted"] if soak.cancelled and not aborted else []
+    problems += growth(soak, args.requests, args.allow_mb)
+    print("\n".join(problems) or "flat: nothing grew, nothing is held, nothing failed")
+    return 1 if problems else 0
 
 
-def pipeline(name: str, folder: Path) -> PipelineConfig:
-    if name == "noop":
-        return NoopLinePipelineConfig()
-    from omni_python.models.qwen3_omni.tiny import build
+async def run(server: TritonServer, name: str, kind: Kind, args: argparse.Namespace) -> Soak:
+    soak, numbers = Soak(), itertools.count()
 
-    build(folder / "tiny")
-    return Qwen3OmniSpeechPipelineConfig(model_path=str(folder / "tiny"))
+    async def work(client: AsyncOmniClient) -> None:
+        while next(numbers) < args.requests:
+            await ask(client, kind, random.random() < args.cancelled, soak)
+            if soak.done >= args.requests * len(soak.moments) / MOMENTS:
+                soak.moments.append((soak.done, figures(server)))
 
-
-def soak(server: TritonServer, name: str, args: argparse.Namespace) -> tuple[list[Moment], Counts]:
-    counts, numbers, lock = Counts(), itertools.count(), threading.Lock()
-
-    def work() -> None:
-        with OmniClient(server.grpc_url, name) as client:
-            while next(numbers) < args.requests:
-                one(client, args.pipeline, random.random() < args.cancelled, counts, lock)
-
-    threads = [threading.Thread(target=work) for _ in range(args.concurrency)]
-    for thread in threads:
-        thread.start()
-    moments: list[Moment] = []
-    while any(thread.is_alive() for thread in threads):
-        done = counts.finished + counts.cancelled + len(counts.failed)
-        if done >= args.requests * len(moments) / MOMENTS:
-            moments.append(moment(server, done))
-            print_moment(moments[-1], first=len(moments) == 1)
-        time.sleep(0.2)
-    time.sleep(2)
-    moments.append(moment(server, args.requests))
-    print_moment(moments[-1])
-    return moments, counts
+    async with AsyncOmniClient(server.grpc_url, name) as client:
+        await asyncio.gather(*(work(client) for _ in range(args.concurrency)))
+    return soak
 
 
-def one(client: OmniClient, kind: str, cancel: bool, counts: Counts, lock: threading.Lock) -> None:
-    sampling = noop_sampling(cancel) if kind == "noop" else {"max_tokens": 8, "talker": {"max_tokens": 12}}
+async def ask(client: AsyncOmniClient, kind: Kind, cancel: bool, soak: Soak) -> None:
     try:
-        events = client.stream("Say something.", sampling=sampling)
-        if cancel:
-            next(events, None)
-            time.sleep(random.random() * 0.05)
-            events.close()
-        else:
-            list(events)
+        async with asyncio.timeout(random.random() * kind.patience if cancel else None):
+            async for _ in client.stream("Say something.", **kind.options(cancel)):
+                pass
+    except TimeoutError:
+        soak.cancelled += 1
     except OmniClientError as error:
-        with lock:
-            counts.failed.append(str(error))
-        return
-    with lock:
-        counts.cancelled += cancel
-        counts.finished += not cancel
+        soak.failed[str(error)] += 1
+    else:
+        soak.finished += 1
 
 
-def noop_sampling(cancel: bool) -> dict[str, float]:
-    return {"nbytes": random.choice((0, 1000, 100_000, 2_000_000)), "delay": 0.03 if cancel else 0.0}
+def figures(server: TritonServer) -> dict[str, float]:
+    """MiB by process and in /dev/shm; counts of all the server's processes together."""
+    root = psutil.Process(server.process.pid)
+    processes = [root, *root.children(recursive=True)]
+    return {
+        "client": memory(psutil.Process()),
+        **{name_of(process): memory(process) for process in processes},
+        "/dev/shm": sum(region.stat().st_size for region in SHARED_MEMORY.glob(f"{server.name}_*")) / MB,
+        "descriptors": sum(process.num_fds() for process in processes),
+        "threads": sum(process.num_threads() for process in processes),
+    }
 
 
-def moment(server: TritonServer, done: int) -> Moment:
-    processes = [psutil.Process(server.process.pid), *psutil.Process(server.process.pid).children(recursive=True)]
-    return Moment(
-        done,
-        {name_of(process): process.memory_info().rss / MB for process in processes},
-        sum(region.stat().st_size for region in SHARED_MEMORY.glob(f"{server.name}_*")) / MB,
-        sum(process.num_fds() for process in processes),
-        sum(process.num_threads() for process in processes),
-    )
+def memory(process: psutil.Process) -> float:
+    """MiB of a process's own and shared memory, resident or swapped out. Pages of files are left out: the kernel drops
+    them and reads them again as it likes."""
+    status = Path(f"/proc/{process.pid}/status").read_text()
+    return sum(int(kib) for kib in re.findall(r"^(?:RssAnon|RssShmem|VmSwap):\s+(\d+) kB", status, re.MULTILINE)) / 1024
 
 
-def print_moment(now: Moment, first: bool = False) -> None:
-    if first:
-        print("MiB: " + " ".join(f"{name[-16:]:>16}" for name in now.resident), f"{'/dev/shm':>9} {'fds':>5} threads")
-    figures = " ".join(f"{mb:16.1f}" for mb in now.resident.values())
-    print(f"{now.done:>6d} {figures} {now.shared:9.1f} {now.fds:5d} {now.threads:7d}", flush=True)
+def held_at_end(server: TritonServer, name: str) -> dict[str, float]:
+    try:
+        metrics.wait_empty(server, name, timeout=30)
+    except AssertionError:
+        return metrics.held(server, name)
+    return {}
 
 
-def report(moments: list[Moment], counts: Counts, allow_mb: float) -> int:
-    warm, last = moments[len(moments) // 4], moments[-1]
-    grown = {name: last.resident[name] - mb for name, mb in warm.resident.items() if name in last.resident}
-    grown["/dev/shm"] = last.shared - warm.shared
-    print(f"{counts.finished} finished, {counts.cancelled} cancelled, {len(counts.failed)} failed")
-    for error in sorted(set(counts.failed))[:10]:
-        print("  failed:", error)
-    print("growth since warm, MiB:", ", ".join(f"{name} {mb:+.1f}" for name, mb in grown.items()))
-    bad = [name for name, mb in grown.items() if mb > allow_mb]
-    if bad:
-        print(f"grew by more than {allow_mb:g} MiB:", ", ".join(bad))
-    return 1 if bad or counts.failed else 0
+def growth(soak: Soak, requests: int, allow_mb: float) -> list[str]:
+    """Print the table; what grew."""
+    after = [moment for moment in soak.moments if moment[0] >= WARM_SHARE * requests]
+    print(f"\n{'MiB':24} {'warm':>9} {'end':>9} {'growth':>8} {'per 1000 requests':>18}")
+    bad = []
+    for name in after[0][1]:
+        values = [figures[name] for _, figures in after]
+        warm, end = statistics.median(values[:AVERAGED]), statistics.median(values[-AVERAGED:])
+        slope = statistics.linear_regression([done / 1000 for done, _ in after], values).slope
+        print(f"{name:24} {warm:9.1f} {end:9.1f} {end - warm:+8.1f} {slope:+18.3f}")
+        if end - warm > (0.1 * warm if name in HOST_WIDE else allow_mb):
+            bad.append(f"{name} grew by {end - warm:.1f}")
+    return bad
 
 
 if __name__ == "__main__":
