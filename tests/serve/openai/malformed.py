@@ -118,8 +118,8 @@ def _wrong_types() -> Iterator[Case]:
                     }
                     param = inside.get((field, kind), field)
                     yield Case(f"{field} as {kind} {path}", path, _with(path, field, value), param, param)
-    for path, fields in ((CHAT, ["model", "messages"]), (SPEECH, ["model", "input"])):
-        for field in fields:
+    for path, required in ((CHAT, ("model", "messages")), (SPEECH, ("model", "input"))):
+        for field in required:
             yield Case(f"no {field} {path}", path, _changed(path, lambda b, f=field: b.pop(f)), field, field)  # type: ignore[misc]
             yield Case(f"null {field} {path}", path, _with(path, field, None), field, field)
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import httpx
 from fastapi import FastAPI, Request
-from fastapi.responses import JSONResponse, Response, StreamingResponse
+from fastapi.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.exceptions import HTTPException
 
 from omni_python import __version__
@@ -109,7 +109,7 @@ def create_app(grpc_url: str, metrics_url: str | None = None) -> FastAPI:
             return JSONResponse({"status": "unavailable", "reason": str(error)}, 503)
         return JSONResponse({"status": "ready" if names else "no pipeline", "pipelines": names}, 200 if names else 503)
 
-    @app.get("/metrics")
+    @app.get("/metrics", response_class=PlainTextResponse)
     async def metrics() -> Response:
         if metrics_url is None:
             raise ApiError(404, "This server was not told where Triton's metrics are.", "no_metrics")
