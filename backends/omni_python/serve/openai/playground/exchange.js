@@ -77,7 +77,7 @@ export class Exchange {
   }
 
   set playing(playing) {
-    const label = playing ? "Silence" : "Play again";
+    const label = playing ? "Stop playing" : "Play again";
     this.play.classList.toggle("playing", playing);
     this.play.replaceChildren(icon(playing ? "stop" : "play"));
     this.play.setAttribute("aria-label", label);

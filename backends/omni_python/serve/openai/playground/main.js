@@ -4,6 +4,8 @@ import { Player } from "./player.js";
 import { Settings } from "./settings.js";
 import { byId } from "./dom.js";
 
+const RETRY_MS = 3000;
+
 const status = byId("status");
 const tell = (message) => (status.textContent = message);
 const settings = new Settings();
@@ -69,5 +71,16 @@ addEventListener("keydown", (event) => {
   }
 });
 
+/** Until there is a model to ask: a server that starts needs a while for that. */
+async function load() {
+  try {
+    await settings.load();
+    tell("");
+  } catch (error) {
+    tell(error.message);
+    setTimeout(load, RETRY_MS);
+  }
+}
+
 showState();
-settings.load().catch((error) => tell(error.message));
+load();

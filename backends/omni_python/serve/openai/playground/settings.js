@@ -8,12 +8,13 @@ const NUMBERS = ["temperature", "top_p", "seed", "max_completion_tokens"];
 export class Settings {
   #form = byId("settings-form");
 
-  /** Asks the server what there is. Throws an ApiError. */
+  /** Asks the server what there is. Throws an Error where that is nothing yet. */
   async load() {
     const names = await models();
+    if (!names.length) throw new Error("The server has no model that is ready.");
     this.#form.model.replaceChildren(...names.map((name) => element("option", { value: name, textContent: name })));
     this.#restore();
-    if (!this.#form.model.value && names.length) this.#form.model.value = names[0];
+    if (!this.#form.model.value) this.#form.model.value = names[0];
     this.#form.addEventListener("change", () => this.#save());
     this.#form.addEventListener("reset", () => setTimeout(() => this.#save()));
     this.#form.model.addEventListener("change", () => this.#offerVoices());
