@@ -3,10 +3,11 @@
     scripts/soak [--pipeline noop|tiny] [--requests 20000] [--cancelled 0.2] [--concurrency 16] [--allow-mb 8]
 
 Prints the memory of every process (this one, the client, among them), what the server has in /dev/shm, file
-descriptors and threads: as they were after warming up (a quarter of the requests), at the end, and how they rose in
-between, per thousand requests. The exit status is 1 where a process or /dev/shm grew by more than `--allow-mb` MiB,
-where descriptors or threads grew by more than a tenth, where anything is still held at the end, where a request failed
-that was not cancelled, or where none ended as aborted although some were cancelled.
+descriptors and threads: as they were after warming up (a quarter of the requests, or 200 of them, or half where they
+are fewer than 400), at the end, and how they rose in between, per thousand requests. The exit status is 1 where a
+process or /dev/shm grew by more than `--allow-mb` MiB, where descriptors or threads grew by more than a tenth, where
+anything is still held at the end, where a request failed that was not cancelled, or where none ended as aborted
+although some were cancelled.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from omni_python.models.qwen3_omni.config import Qwen3OmniSpeechPipelineConfig
 from omni_python.models.qwen3_omni.tiny import build
 from omni_python.serve.triton_server import SHARED_MEMORY, ServerOptions, TritonServer
 
-WARM_SHARE = 0.25
+WARM_SHARE, WARM_REQUESTS = 0.25, 200
 MOMENTS = 40
 AVERAGED = 4
 """Moments, of which the median counts at either end: memory that is in use for a moment is no growth."""
@@ -180,7 +181,8 @@ def held_at_end(server: TritonServer, name: str) -> dict[str, float]:
 
 def growth(soak: Soak, requests: int, allow_mb: float) -> list[str]:
     """Print the table; what grew."""
-    after = [moment for moment in soak.moments if moment[0] >= WARM_SHARE * requests]
+    warm_after = max(WARM_SHARE * requests, min(WARM_REQUESTS, requests / 2))
+    after = [moment for moment in soak.moments if moment[0] >= warm_after]
     print(f"\n{'MiB':24} {'warm':>9} {'end':>9} {'growth':>8} {'per 1000 requests':>18}")
     bad = []
     for name in after[0][1]:
