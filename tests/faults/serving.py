@@ -96,7 +96,7 @@ class Serving:
             time.sleep(0.1)
 
     def held(self) -> dict[str, Counter[str]]:
-        """File descriptors and threads by process, shared-memory regions and socket directories of this server."""
+        """Of this server: file descriptors and threads by process; regions, sockets and their directories."""
         fds: Counter[str] = Counter()
         threads: Counter[str] = Counter()
         for process in self.family():
@@ -105,6 +105,7 @@ class Serving:
         places = Counter(
             regions=sum(1 for path in Path("/dev/shm").glob(f"omni_{self.process.pid}_*")),
             directories=len(self.directories()),
+            sockets=sum(len(list(directory.iterdir())) for directory in self.directories()),
             processes=len(self.family()),
         )
         return {"fds": fds, "threads": threads, "places": places}
