@@ -129,7 +129,7 @@ def _start(args: argparse.Namespace, repository: Path, log: Path) -> TritonServe
     )
     start = time.monotonic()
     models = len(list(repository.glob("*/config.pbtxt")))
-    with counting("starting tritonserver, models", models, lambda: _loaded(log)):
+    with counting("starting tritonserver", "models", models, lambda: _loaded(log)):
         server = TritonServer.start(options, log)
     if not args.json:
         took = time.monotonic() - start
