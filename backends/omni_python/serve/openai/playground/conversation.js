@@ -1,6 +1,6 @@
 import { Exchange } from "./exchange.js";
 import { chat } from "./api.js";
-import { byId } from "./dom.js";
+import { byId, scrollToEnd } from "./dom.js";
 
 const USUAL_RATE = 24000;
 
@@ -76,7 +76,7 @@ export class Conversation {
           signal.throwIfAborted();
           utterance.push(piece.samples);
         }
-        this.#whileAtTheEnd(() => exchange.take(piece));
+        exchange.take(piece);
       }
     } finally {
       utterance?.end();
@@ -117,21 +117,9 @@ export class Conversation {
     scrollToEnd();
     return exchange;
   }
-
-  /** Follow the answer down the page, unless the reader has scrolled away from it. */
-  #whileAtTheEnd(change) {
-    const { scrollHeight, clientHeight, scrollTop } = document.documentElement;
-    const following = scrollHeight - clientHeight - scrollTop < 80;
-    change();
-    if (following) scrollToEnd();
-  }
 }
 
 async function contentOf(question, attachments) {
   const parts = await Promise.all(attachments.map((attachment) => attachment.part()));
   return question ? [...parts, { type: "text", text: question }] : parts;
-}
-
-function scrollToEnd() {
-  scrollTo({ top: document.documentElement.scrollHeight });
 }

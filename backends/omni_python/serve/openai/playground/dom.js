@@ -30,3 +30,15 @@ export function button(name, label, onclick, quiet = false) {
   } else made.append(label);
   return made;
 }
+
+export function scrollToEnd() {
+  scrollTo({ top: document.documentElement.scrollHeight });
+}
+
+/** Make a change, and stay at the end of the page if it was in sight. */
+export function whileAtTheEnd(change) {
+  const { scrollHeight, clientHeight, scrollTop } = document.documentElement;
+  const following = scrollHeight - clientHeight - scrollTop < 80;
+  change();
+  if (following) scrollToEnd();
+}

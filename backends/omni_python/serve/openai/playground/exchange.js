@@ -1,4 +1,4 @@
-import { button, element, icon } from "./dom.js";
+import { button, element, icon, whileAtTheEnd } from "./dom.js";
 import { Timing, duration } from "./timing.js";
 import { Waveform } from "./waveform.js";
 import { drawWaterfall } from "./waterfall.js";
@@ -16,6 +16,8 @@ export class Exchange {
   #gaps = 0;
   #played = 0;
   #finishReason = null;
+  #unseen = "";
+  #refreshing = false;
 
   /** `replay(exchange)` is called when its speech shall be played or silenced. */
   constructor(question, attachments, replay) {
@@ -27,17 +29,16 @@ export class Exchange {
     if (text !== undefined) {
       this.timing.mark("text");
       this.text += text;
-      this.answer.append(text);
+      this.#unseen += text;
     } else if (samples) {
       this.timing.mark("speech");
       this.samples.push(samples);
       this.sampleRate = sampleRate;
-      this.sound.hidden = false;
       this.waveform.push(samples, sampleRate);
     } else if (finishReason) this.#finishReason = finishReason;
     else if (stages) this.timing.placeStages(stages);
     else if (usage) this.#usage = usage;
-    this.#tellTimes();
+    this.#refresh();
   }
 
   /** The answer is over; `problem` says why where it is not whole. */
@@ -46,11 +47,13 @@ export class Exchange {
     this.answer.setAttribute("aria-busy", "false");
     this.element.classList.remove("running");
     this.waveform.end();
-    this.save.hidden = !this.samples.length;
-    if (!problem && this.#finishReason === "length") problem = "Cut off: the greatest number of tokens was reached.";
-    if (problem) this.note.textContent = problem;
-    this.note.classList.toggle("failed", failed);
-    this.#tellTimes();
+    if (!problem && this.#finishReason === "length") problem = "Cut off at the greatest number of tokens.";
+    whileAtTheEnd(() => {
+      this.save.hidden = !this.samples.length;
+      this.note.textContent = problem ?? "";
+      this.note.classList.toggle("failed", failed);
+      this.#update();
+    });
   }
 
   /** Takes what the player's worklet says of this speech. */
@@ -64,7 +67,7 @@ export class Exchange {
       this.#tellClock(played);
     }
     this.playing = !done && !stopped;
-    this.#tellTimes();
+    this.#refresh();
   }
 
   /** Frames of speech that came so far. */
@@ -115,7 +118,7 @@ export class Exchange {
         this.details,
       ),
     );
-    this.#tellTimes();
+    this.#update();
   }
 
   #soundBar(replay) {
@@ -136,8 +139,25 @@ export class Exchange {
     setTimeout(() => URL.revokeObjectURL(url), 10_000);
   }
 
+  /** Bring the page up to date with its next frame: pieces may come faster than it can be laid out. */
+  #refresh() {
+    if (this.#refreshing) return;
+    this.#refreshing = true;
+    requestAnimationFrame(() => {
+      this.#refreshing = false;
+      whileAtTheEnd(() => this.#update());
+    });
+  }
+
+  #update() {
+    if (this.#unseen) this.answer.append(this.#unseen);
+    this.#unseen = "";
+    this.sound.hidden = !this.samples.length;
+    this.#tellTimes();
+  }
+
   #tellClock(played) {
-    this.clock.textContent = `${clock(played / this.sampleRate)} / ${clock(this.length / this.sampleRate)}`;
+    this.clock.textContent = [played, this.length].map((frames) => clock(frames / this.sampleRate)).join(" / ");
   }
 
   #tellTimes() {
@@ -162,5 +182,5 @@ export class Exchange {
 }
 
 function clock(seconds) {
-  return `${Math.floor(seconds / 60)}:${String(Math.floor(seconds % 60)).padStart(2, "0")}`;
+  return `${Math.floor(seconds / 60)}:${(Math.floor(10 * (seconds % 60)) / 10).toFixed(1).padStart(4, "0")}`;
 }

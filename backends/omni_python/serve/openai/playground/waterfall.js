@@ -8,7 +8,7 @@ const TICKS = 4;
  * its `first` output; playback, which goes on long after the request, is cut where the scale ends.
  */
 export function drawWaterfall(list, bars) {
-  const last = Math.max(1, ...bars.filter((bar) => bar.kind !== "playback").map((bar) => bar.to));
+  const last = Math.max(1, ...bars.map(({ kind, from, to }) => (kind === "playback" ? 1.1 * from : to)));
   const step = roundStep(last / TICKS);
   const end = step * Math.ceil(last / step);
   list.replaceChildren(...bars.map((bar) => row(bar, end)), axis(step, end));
