@@ -27,7 +27,7 @@ from omni_python.client._errors import (
     UnknownPipeline,
 )
 from omni_python.client._regions import InputTensor, SharedTensor
-from omni_python.client._watch import MARGIN, Look, Watched
+from omni_python.client._watch import MARGIN, NOT_HEALTHY, Look, Watched
 
 LOOK_UP_S = 5.0
 """Patience for the small calls, which a healthy server answers in milliseconds."""
@@ -123,10 +123,11 @@ def unknown_pipeline(message: str, url: str, ready: Sequence[str]) -> UnknownPip
 
 
 def refusal(message: str) -> RequestFailed | None:
-    """The error that a pipeline answered with; None for a message that is Triton's own."""
+    """The error that a pipeline answered with, or Triton in place of a dead one; None for its other messages."""
     code, _, text = message.partition(": ")
-    kind = _FAILURES.get(code)
-    return kind(text) if kind is not None else None
+    if kind := _FAILURES.get(code):
+        return kind(text)
+    return Unavailable(message) if NOT_HEALTHY in message else None
 
 
 def region_refusal(error: grpc.RpcError, url: str, alive: bool) -> OmniClientError:

@@ -26,7 +26,7 @@ PATIENCE = 30.0
 MARGIN = 2.0
 """Seconds past its deadline in which the server may end a request, before the client does."""
 
-_UNHEALTHY = "is not healthy"
+NOT_HEALTHY = "is not healthy"
 """What Triton says of a model whose process died or hangs."""
 
 IDLE = 10.0
@@ -80,7 +80,7 @@ class Watched:
         if look.uptime is not None:
             self._lost = None
             return f"{who} died with this request" if look.time - look.uptime > self.heard else ""
-        if look.refusal and _UNHEALTHY not in look.refusal:  # it is being loaded, or unloaded
+        if look.refusal and NOT_HEALTHY not in look.refusal:  # it is being loaded, or unloaded
             self._lost = None
             return ""
         self._lost = look.time if self._lost is None else self._lost
