@@ -88,6 +88,12 @@ def kinds(events: list[Any]) -> list[str]:
     return [kind for i, kind in enumerate(types) if i == 0 or types[i - 1] != kind]
 
 
+def conform(events: list[Any]) -> None:
+    """They have what the SDK's types say, which it does not check itself."""
+    for event in events:
+        type(event).model_validate(event.to_dict(mode="json"))
+
+
 def joined(events: list[Any], kind: str) -> Any:
     """What the deltas of a kind make; samples for audio."""
     deltas = [event.delta for event in events if event.type == kind]

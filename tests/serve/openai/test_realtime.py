@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from openai.resources.realtime.realtime import RealtimeConnection
 
 from omni_python.proto.wav import wav_of_pcm16
 from omni_python.serve.openai.server import HttpServer
-from tests.serve.openai.realtime import FRAME, LONG, MODEL, SHORT, STOP, b64, chat, joined, kinds, say, until
+from tests.serve.openai.realtime import FRAME, LONG, MODEL, SHORT, STOP, b64, chat, conform, joined, kinds, say, until
 
 
 def test_a_text_turn(connection: RealtimeConnection, sdk: openai.OpenAI) -> None:
@@ -29,6 +30,7 @@ def test_a_text_turn(connection: RealtimeConnection, sdk: openai.OpenAI) -> None
         ],
     )
     text = expected.choices[0].message.content
+    conform(events)
     assert kinds(events) == [
         "response.created",
         "response.output_item.added",
@@ -73,6 +75,7 @@ def test_an_audio_turn_with_the_async_sdk(api: HttpServer, sdk: openai.OpenAI, q
     wav = b64(wav_of_pcm16(question, 24000))
     heard = {"role": "user", "content": [{"type": "input_audio", "input_audio": {"data": wav, "format": "wav"}}]}
     message = chat(sdk, [heard], speaks=True).choices[0].message
+    conform(events)
     assert kinds(events)[:7] == [
         "session.created",
         "session.updated",
@@ -115,6 +118,28 @@ def test_the_second_turn_knows_the_first(connection: RealtimeConnection, sdk: op
     ]
     expected = chat(sdk, history).choices[0].message.content
     assert joined(events, "response.output_text.delta") == expected != spoken != ""
+
+
+def test_text_sound_and_a_picture_in_one_item(
+    connection: RealtimeConnection, sdk: openai.OpenAI, question: bytes, repo_root: Path
+) -> None:
+    photo = b64((repo_root / "backends/omni_python/commands/data/photo.jpg").read_bytes())
+    url, wav = f"data:image/jpeg;base64,{photo}", b64(wav_of_pcm16(question, 24000))
+    content = [
+        {"type": "input_text", "text": "Look:"},
+        {"type": "input_image", "image_url": url},
+        {"type": "input_audio", "audio": b64(question)},
+    ]
+    same = [
+        {"type": "text", "text": "Look:"},
+        {"type": "image_url", "image_url": {"url": url}},
+        {"type": "input_audio", "input_audio": {"data": wav, "format": "wav"}},
+    ]
+    item: Any = {"type": "message", "role": "user", "content": content}
+    connection.conversation.item.create(item=item)
+    connection.response.create(response={"output_modalities": ["text"]})
+    answer = joined(until(connection), "response.output_text.delta")
+    assert answer == chat(sdk, [{"role": "user", "content": same}]).choices[0].message.content
 
 
 def test_a_response_out_of_the_conversation(connection: RealtimeConnection, sdk: openai.OpenAI) -> None:

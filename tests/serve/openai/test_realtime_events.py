@@ -6,6 +6,7 @@ import base64
 import time
 from typing import Any
 
+import numpy as np
 import openai
 import psutil
 import pytest
@@ -13,10 +14,8 @@ import websockets.exceptions
 import websockets.sync.client
 from openai.resources.realtime.realtime import RealtimeConnection
 
-from omni_python.proto.wav import pcm16
 from omni_python.serve.openai.server import HttpServer
-from tests.serve.openai.realtime import LONG, MODEL, b64, joined, say, until
-from tests.serve.openai.test_encoding import tone
+from tests.serve.openai.realtime import LONG, MODEL, STOP, b64, joined, say, until
 
 
 def test_items(connection: RealtimeConnection, question: bytes) -> None:
@@ -60,6 +59,9 @@ def test_truncating_what_was_spoken(connection: RealtimeConnection, sdk: openai.
     assert kept is not None and item.content[0].transcript.startswith(kept)
     assert len(kept) <= 0.5 * len(item.content[0].transcript) + 1
 
+
+NOISE = np.random.default_rng(5).bytes(2 * 24000 * 60)
+"""A minute of it: 3.8 MB as an event."""
 
 REFUSED: list[tuple[dict[str, Any], str | None, str, str]] = [
     ({"type": "output_audio_buffer.clear"}, "type", "invalid_event_type", "'response.cancel'"),
@@ -167,12 +169,11 @@ def test_who_is_let_in(api: HttpServer, realtime: openai.OpenAI) -> None:
 
 
 def test_a_slow_client_costs_no_memory(connection: RealtimeConnection) -> None:
-    sound = pcm16(tone(60.0, 24000))
     item: Any = {
         "id": "big",
         "type": "message",
         "role": "user",
-        "content": [{"type": "input_audio", "audio": b64(sound)}],
+        "content": [{"type": "input_audio", "audio": b64(NOISE)}],
     }
     connection.conversation.item.create(item=item)
     until(connection, "conversation.item.done")
@@ -188,3 +189,31 @@ def test_a_slow_client_costs_no_memory(connection: RealtimeConnection) -> None:
     socket.recv_messages.resume()
     for _ in range(16):
         assert connection.recv().type == "conversation.item.retrieved"
+
+
+def test_a_client_that_reads_nothing_is_gone(
+    aborted: None, realtime: openai.OpenAI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("omni_python.serve.openai.realtime.connection.SEND_S", 0.5)
+    sound = {"type": "input_audio", "audio": b64(NOISE)}
+    item: Any = {"id": "big", "type": "message", "role": "user", "content": [sound]}
+    with realtime.realtime.connect(model=MODEL, websocket_connection_options={"max_size": None}) as connection:
+        connection.conversation.item.create(item=item)
+        connection.response.create(response={**LONG, "input": [STOP]})
+        until(connection, "response.output_audio_transcript.delta")
+        connection._connection.recv_messages.pause()
+        for _ in range(8):
+            connection.conversation.item.retrieve(item_id="big")
+        time.sleep(1.5)
+        connection._connection.recv_messages.resume()
+        with pytest.raises(websockets.exceptions.ConnectionClosed):
+            until(connection)
+
+
+def test_an_event_that_is_too_large(realtime: openai.OpenAI) -> None:
+    with realtime.realtime.connect(model=MODEL) as connection:
+        until(connection, "session.created")
+        with pytest.raises(websockets.exceptions.ConnectionClosed) as closed:
+            connection.input_audio_buffer.append(audio=b64(bytes(13 << 20)))
+            until(connection)
+        assert closed.value.rcvd is not None and closed.value.rcvd.code == 1009

@@ -19,7 +19,7 @@ from omni_python.serve.openai.realtime.hearing import Hearing, TurnBegun, TurnEn
 from omni_python.serve.openai.realtime.session import AudioInput, ServerVad, Session
 from omni_python.serve.openai.realtime.silero import WINDOW, SileroVad, weights_file
 from omni_python.serve.openai.realtime.turns import TurnDetector
-from tests.serve.openai.realtime import LONG, b64, chat, joined, kinds, say, until
+from tests.serve.openai.realtime import LONG, b64, chat, conform, joined, kinds, say, until
 
 SILENCE = np.zeros(24000, np.float32)
 """One second."""
@@ -142,6 +142,7 @@ def test_the_server_finds_turns_and_a_speaker_interrupts(
         "conversation.item.done",
         "response.created",
     ]
+    conform(events)
     started, stopped, committed = events[:3]
     length = len(question) / 2 / 24
     assert 500 < started.audio_start_ms < 1200 and 700 + length < stopped.audio_end_ms < 1700 + length

@@ -140,7 +140,7 @@ class Connection:
         return Entry(item, self._hearing.rate)
 
     def _answer_turn(self) -> None:
-        """Now, or when the running response has ended."""
+        """Now, or when the running response has ended. Raises `ApiError`."""
         self._answer_due = self._response is not None
         if not self._answer_due:
             self._answer(self._plan(asked.ResponseRequest()))
@@ -153,7 +153,10 @@ class Connection:
         await response.run()
         self._response = None
         if self._answer_due:
-            self._answer_turn()
+            try:
+                self._answer_turn()
+            except ApiError as error:
+                await self._send(events.error_event(error, None))
 
     async def _interrupt(self, reason: CancelReason) -> None:
         """Abort the running response, and wait until its last event is sent."""

@@ -20,7 +20,7 @@ from omni_python.serve.openai.realtime.items import (
 from omni_python.serve.openai.realtime.session import new_id
 
 MAX_ITEMS = 1000
-MAX_BYTES = 128 << 20
+MAX_BYTES = 64 << 20
 """Of text, sound and pictures in one conversation, which all go to the pipeline again with every response."""
 
 
@@ -57,7 +57,7 @@ class Conversation:
     def add(self, item: Item, rate: int, after: str | None = None) -> Entry:
         """Put an item behind the one of id `after`, else at the end; "root" is the beginning. Without an id it gets
         one. Raises `ApiError`, and has then not changed."""
-        entry = Entry(item if item.id else item.model_copy(update={"id": new_id("item")}), rate)
+        entry = Entry(item.model_copy(update={"id": item.id or new_id("item"), "status": "completed"}), rate)
         if any(other.id == entry.id for other in self._entries):
             raise ApiError(400, f"The item {entry.id!r} exists already.", "item_exists", "item.id")
         index = 0 if after == "root" else len(self._entries)
