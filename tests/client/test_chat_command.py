@@ -67,6 +67,8 @@ def test_question_from_standard_input_or_media(noop_server: TritonServer) -> Non
         (["x", "--sampling", '{"fail_stage": "a"}'], 1, "NoopFailure: stage a fails, as asked"),
         (["x", "--pipeline", "other"], 1, "ready at .*: noop_forward"),
         (["x", "--url", "127.0.0.1:9"], 1, "no Triton server answers at 127.0.0.1:9"),
+        (["x", "--url", "http://127.0.0.1:9"], 1, "no Triton server answers at http://127.0.0.1:9"),
+        (["x", "--url", "http://127.0.0.1:9", "--shared-memory", "system"], 2, "needs the server's gRPC service"),
     ],
 )
 def test_errors_are_one_line(

@@ -63,7 +63,7 @@ def check_demonstration(shown: str, speech: Path) -> None:
     with wave.open(str(speech)) as file:
         assert file.getframerate() == 24_000
         assert abs(file.getnframes() / 24_000 - figures["audio length"]) < 0.01
-    assert re.search(r"^answer +\S", shown, re.MULTILINE), "it has text"
+    assert re.search(r"^answer\n\S", shown, re.MULTILINE), "it has text"
     assert "what it says means nothing" in shown
 
 

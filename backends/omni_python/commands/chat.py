@@ -56,7 +56,10 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     )
     parser.add_argument("text", nargs="?", metavar="TEXT", help="the question")
     parser.add_argument(
-        "--url", default="localhost:8001", metavar="HOST:PORT", help="the server's gRPC port (default: %(default)s)"
+        "--url",
+        default="localhost:8001",
+        metavar="HOST:PORT",
+        help="the server's gRPC service, or http://HOST:PORT (default: %(default)s)",
     )
     parser.add_argument("--pipeline", default="qwen3_omni", metavar="NAME", help="(default: %(default)s)")
     for medium in ("audio", "image", "video"):
@@ -96,6 +99,8 @@ def run(args: argparse.Namespace) -> int:
     try:
         options = _options(args)
         text = args.text
+        if args.shared_memory and args.url.startswith("http"):
+            raise _Usage("--shared-memory needs the server's gRPC service: --url HOST:PORT without http://")
         with OmniClient(args.url, args.pipeline, shared_memory=args.shared_memory) as client:
             if not (args.audio or args.image or args.video):
                 if text is None and sys.stdin.isatty():

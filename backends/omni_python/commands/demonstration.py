@@ -9,7 +9,8 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from omni_python.commands.printing import figures, printed
+from omni_python.commands.answering import AnswerView
+from omni_python.commands.printing import figures
 
 if TYPE_CHECKING:
     from omni_python.client import Answer, Event, OmniClient
@@ -78,16 +79,16 @@ def demonstrate(url: str, pipeline: str, out: Path) -> Answer:
 
     `url` is host:port of the server's gRPC service. Raises what `OmniClient.stream` raises.
     """
-    from omni_python.client import Answer, OmniClient
+    from omni_python.client import OmniClient
 
     print(f'\nquestion  spoken ({_shown(QUESTION)}): "What can you see in this picture?"')
     print(f"picture   {_shown(PHOTO)}")
-    print("answer    ", end="", flush=True)
+    print("answer", flush=True)
     with (
         OmniClient(url, pipeline) as client,
         closing(question(client)) as events,
     ):
-        answer = Answer.collect(printed(events))
+        answer = AnswerView(sys.stdout).collect(events)
     if len(answer.audio):
         answer.save_wav(out)
         print(f"speech    {out} ({answer.sample_rate} Hz)")

@@ -3,29 +3,11 @@
 from __future__ import annotations
 
 import os
-import sys
 import unicodedata
-from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, TextIO
 
 if TYPE_CHECKING:
-    from omni_python.client import Answer, Event
-
-
-def printed(events: Iterable[Event]) -> Iterator[Event]:
-    """The same events; their text is printed as they pass, with a line's end after the last."""
-    from omni_python.client import TextDelta
-
-    on_terminal, begun = sys.stdout.isatty(), False
-    try:
-        for event in events:
-            if isinstance(event, TextDelta):
-                begun = True
-                print(without_controls(event.text) if on_terminal else event.text, end="", flush=True)
-            yield event
-    finally:
-        if begun:
-            print(flush=True)
+    from omni_python.client import Answer
 
 
 def without_controls(text: str) -> str:
