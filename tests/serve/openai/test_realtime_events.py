@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import time
 from typing import Any
@@ -14,6 +15,10 @@ import websockets.exceptions
 import websockets.sync.client
 from openai.resources.realtime.realtime import RealtimeConnection
 
+from omni_python.client import AsyncOmniClient
+from omni_python.serve.openai.realtime import server_events as told
+from omni_python.serve.openai.realtime.response import Plan, Response
+from omni_python.serve.openai.realtime.session import Session
 from omni_python.serve.openai.server import HttpServer
 from tests.serve.openai.realtime import LONG, MODEL, STOP, b64, joined, say, until
 
@@ -217,3 +222,27 @@ def test_an_event_that_is_too_large(realtime: openai.OpenAI) -> None:
             connection.input_audio_buffer.append(audio=b64(bytes(13 << 20)))
             until(connection)
         assert closed.value.rcvd is not None and closed.value.rcvd.code == 1009
+
+
+@pytest.mark.parametrize(("kind", "status"), [(None, "cancelled"), (told.ErrorEvent, "failed")])
+def test_cancelling_at_the_edges(kind: type | None, status: str) -> None:
+    """Before the request, and after it failed."""
+
+    async def run() -> list[told.ServerEvent]:
+        sent = []
+
+        async def send(event: told.ServerEvent) -> None:
+            sent.append(event)
+            if kind is not None and isinstance(event, kind):
+                response.cancel("client_cancelled")
+
+        async with AsyncOmniClient("127.0.0.1:9") as client:
+            asked = [{"role": "user", "content": "Hello."}]
+            response = Response(Plan(asked, Session.new(MODEL), None), client, send)
+            if kind is None:
+                response.cancel("turn_detected")
+            await response.run()
+        return sent
+
+    last = asyncio.run(run())[-1]
+    assert isinstance(last, told.ResponseDone) and last.response.status == status

@@ -63,10 +63,7 @@ class Response:
 
     async def _answer(self) -> events.StatusDetails:
         try:
-            # A time limit that `cancel` moves to the past: unlike a task's cancellation it cannot be mistaken for the
-            # end of the connection, and works before the task's first step.
-            async with asyncio.timeout(0 if self._cancelled else None) as self._scope:
-                return await self._stream()
+            return await self._until_cancelled()
         except TimeoutError:
             if self._cancelled is None:
                 raise
@@ -76,6 +73,14 @@ class Response:
             await self._send(told)
             failure = events.ResponseError(told.error.type, told.error.code, told.error.message)
             return events.StatusDetails("failed", error=failure)
+
+    async def _until_cancelled(self) -> events.StatusDetails:
+        """Raises TimeoutError once it is."""
+        try:
+            # A time limit that `cancel` moves to the past: unlike a task's cancellation it cannot be mistaken for the
+            # end of the connection, and works before the task's first step.
+            async with asyncio.timeout(0 if self._cancelled else None) as self._scope:
+                return await self._stream()
         finally:
             self._scope = None
 
