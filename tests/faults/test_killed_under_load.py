@@ -34,7 +34,7 @@ from tests.faults.load import GRACE, Mixed, Outcome, Probe
 from tests.faults.serving import Serving
 
 ROUNDS = int(os.environ.get("OMNI_FAULT_ROUNDS", "0"))
-BACK_S = float(os.environ.get("OMNI_FAULT_BACK_S", "60"))
+BACK_S = float(os.environ.get("OMNI_FAULT_BACK_S", "120"))
 REPORT = os.environ.get("OMNI_FAULT_REPORT")
 SEED = int(os.environ.get("OMNI_FAULT_SEED", random.randrange(1 << 32)))
 DEADLINE = 25.0
@@ -115,7 +115,7 @@ def one_round(serving: Serving, victim: str, hit_by: signal.Signals, rng: random
     deaths = deaths_of_server(serving)
     done = Round(victim, hit_by.name)
     load = Mixed(serving.grpc_url, DEADLINE, rng)
-    time.sleep(rng.random() * 2)
+    time.sleep(rng.random() * 3)
     process = serving.server() if victim == "server" else serving.stub(victim)
     process.send_signal(hit_by)
     probe = Probe(serving.grpc_url)

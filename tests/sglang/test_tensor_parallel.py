@@ -24,6 +24,8 @@ from omni_python.models.qwen3_omni.config import Qwen3OmniSpeechPipelineConfig
 from omni_python.models.qwen3_omni.stages import create_thinker
 from omni_python.proto.errors import InvalidArgument
 from omni_python.serve.triton_server import ServerOptions, TritonServer
+from omni_python.sglang_engine.followers import SILENCE
+from omni_python.sglang_engine.rank_messages import SIGN_PERIOD
 from tests.conftest import LeakCheck
 from tests.e2e import metrics
 from tests.models import tiny_model
@@ -201,3 +203,14 @@ def test_followers_die_with_rank_0() -> None:
         os.kill(pid, signal.SIGKILL)
         psutil.wait_procs([follower], timeout=10)
         assert not follower.is_running() or follower.status() == psutil.STATUS_ZOMBIE
+
+
+def test_a_follower_that_hangs_ends_its_stage() -> None:
+    """Rank 0 would wait for it in a collective for ever."""
+    with child.child(tiny_model.checkpoint(), "create_thinker", kv_tokens=400, tp_size=2) as process:
+        rank_0 = psutil.Process(process.call(os.getpid))
+        [follower] = [found for found in rank_0.children() if found.cmdline()[:1] == ["thinker_tp1"]]
+        time.sleep(SIGN_PERIOD)
+        follower.suspend()
+        _, alive = psutil.wait_procs([rank_0, follower], timeout=SILENCE + 20)
+        assert not [left for left in alive if left.status() != psutil.STATUS_ZOMBIE]

@@ -5,12 +5,13 @@ It does what rank 0 (process PARENT) says over the socket DESCRIPTOR, and ends w
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import os
-import select
 import signal
 import sys
 import threading
+import time
 from contextlib import suppress
 from multiprocessing.connection import Connection
 
@@ -19,7 +20,9 @@ import torch
 
 from omni_python.proto.errors import OmniError
 from omni_python.sglang_engine.parallel import FollowingEngine, import_sglang
-from omni_python.sglang_engine.rank_messages import Broken, Joined, Launch, Link
+from omni_python.sglang_engine.rank_messages import SIGN_PERIOD, Alive, Broken, Joined, Launch, Link
+
+_PR_SET_PDEATHSIG = 1  # prctl(2)
 
 log = logging.getLogger(__name__)
 
@@ -54,23 +57,25 @@ def _follow(link: Link) -> None:
     import_sglang(config.gpu_id)
     link.send(Joined())
     engine = FollowingEngine(config, link)
+    threading.Thread(target=_show_life, args=(link,), name="omni-alive", daemon=True).start()
     with torch.inference_mode():
         engine.run()
 
 
+def _show_life(link: Link) -> None:
+    """A process that is stopped, or that nothing can be run in, is silent."""
+    with suppress(OSError):
+        while True:
+            link.send(Alive())
+            time.sleep(SIGN_PERIOD)
+
+
 def _die_with(parent: int) -> None:
-    """Kill this process when `parent` ends, also while it waits in a collective."""
-    pidfd = os.pidfd_open(parent)
-    if os.getppid() != parent:
+    """Let the kernel kill this process when `parent`'s thread that started it ends, which is the main one; also while
+    this process waits in a collective, or is stopped."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it was gone before
         os._exit(1)
-
-    def wait() -> None:
-        poll = select.poll()
-        poll.register(pidfd, select.POLLIN)
-        poll.poll()
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    threading.Thread(target=wait, name="omni-parent", daemon=True).start()
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ one sees at once, and nothing is left in the file system.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import shutil
 import signal
@@ -28,10 +29,14 @@ import torch.distributed
 from omni_python.proto.errors import OmniError
 from omni_python.proto.payload import Payload
 from omni_python.sglang_engine.config import EngineConfig
-from omni_python.sglang_engine.rank_messages import Broken, Joined, Launch, Link, Stop, encode
+from omni_python.sglang_engine.rank_messages import SIGN_PERIOD, Alive, Broken, Joined, Launch, Link, Stop, encode
 
 EXIT_TIMEOUT = 0.4
 """Seconds that followers have to end by themselves. A stub that takes 2 s in all to finalize is killed by Triton."""
+
+SILENCE = 10.0
+"""Seconds without a sign of life after which a follower counts as lost. Steps and collectives do not hold it up, for
+they run without the interpreter's lock."""
 
 log = logging.getLogger(__name__)
 
@@ -70,7 +75,7 @@ class _Follower:
 
 
 class Followers:
-    """Ranks 1 and up. `on_lost(reason)` is called once, on a thread of its own, when one of them ends unasked."""
+    """Ranks 1 and up. `on_lost(reason)` is called once, on a thread of its own, when one ends unasked or hangs."""
 
     def __init__(self, config: EngineConfig, group: RankGroup, on_lost: Callable[[str], None]) -> None:
         """Returns while they are starting."""
@@ -136,20 +141,36 @@ class Followers:
             raise OmniError(f"{_who(follower)}: {reason}")
 
     def _watch(self) -> None:
-        by_connection = {follower.link.connection: follower for follower in self._followers}
-        while not self._closing:
-            for connection in wait(list(by_connection)):
-                assert isinstance(connection, Connection)
-                follower = by_connection.pop(connection)
-                self.report(f"lost {_who(follower)}, which {self._last_words(follower)}")
-            if not by_connection:
+        left = {follower.link.connection: follower for follower in self._followers}
+        heard: dict[int, float] = {}  # by rank, from its first sign of life on: until then it builds its engine
+        while left and not self._closing:
+            try:
+                ready = wait(list(left), SIGN_PERIOD)
+            except OSError:  # closed meanwhile
                 return
+            for connection in ready:
+                assert isinstance(connection, Connection)
+                follower = left[connection]
+                if last_words := self._last_words(follower):
+                    del left[connection]
+                    self.report(f"lost {_who(follower)}, which {last_words}")
+                else:
+                    heard[follower.rank] = time.monotonic()
+            for connection, follower in list(left.items()):
+                silent = time.monotonic() - heard.get(follower.rank, math.inf)
+                if silent > SILENCE:
+                    del left[connection]
+                    follower.process.kill()  # before: this process may end by the report
+                    self.report(f"lost {_who(follower)}, which gave no sign of life for {silent:.0f} s")
 
     def _last_words(self, follower: _Follower) -> str:
+        """What a message, or its end, says of how the follower ended; "" for a sign of life."""
         try:
             message = follower.link.receive()
         except (EOFError, OSError):
             return follower.end()
+        if isinstance(message, Alive):
+            return ""
         return f"failed: {message.reason}" if isinstance(message, Broken) else follower.end()
 
 

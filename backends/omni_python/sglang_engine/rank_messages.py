@@ -1,12 +1,13 @@
 """What the ranks of a tensor-parallel engine say to each other, in the project's codec, over a private pair of sockets.
 
-Rank 0 sends everything but `Joined` and `Broken`. What it sends is what its own engine is told and decides, in the
-same order, so that every rank's SGLang makes the same plan.
+Rank 0 sends everything but `Joined`, `Alive` and `Broken`. What it sends is what its own engine is told and decides, in
+the same order, so that every rank's SGLang makes the same plan.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import threading
 from collections.abc import Mapping
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -48,6 +49,10 @@ def _plain(value: Any) -> Any:
 
 class Joined(Payload):
     """Follower to rank 0: SGLang is imported, and I am about to meet the other ranks."""
+
+
+class Alive(Payload):
+    """Follower to rank 0, every `SIGN_PERIOD` seconds from when its engine is built."""
 
 
 class Broken(Payload):
@@ -115,6 +120,8 @@ class Stop(Payload):
     """The last message."""
 
 
+SIGN_PERIOD = 1.0
+
 P = TypeVar("P", bound=Payload)
 
 _decode = msgspec.msgpack.Decoder(Envelope).decode
@@ -126,15 +133,19 @@ def encode(message: Payload) -> bytes:
 
 
 class Link:
-    """A follower's end, or rank 0's; one thread reads. The connection is used for bytes alone, never for objects."""
+    """A follower's end, or rank 0's; one thread reads, any may `send`. The connection is used for bytes alone, never
+    for objects."""
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
         self._decoder = PayloadDecoder()
+        self._sending = threading.Lock()
 
     def send(self, message: Payload) -> None:
         """Raises `OSError` where the other end is gone."""
-        self.connection.send_bytes(encode(message))
+        frame = encode(message)
+        with self._sending:
+            self.connection.send_bytes(frame)
 
     def receive(self) -> Payload:
         """Blocks. Raises `EOFError` where the other end is gone."""
