@@ -122,13 +122,11 @@ def test_the_death_of_one_replica_ends_its_requests_alone(forward: Pipeline) -> 
     end = time.monotonic() + 5
     while sum(loads(forward).values()) < 24 and time.monotonic() < end:
         time.sleep(0.001)
-    coordinator = forward.coordinator
+    members = forward.coordinator._members
     dead = forward.processes.pop("b@1")
-    [peer] = [peer for peer in coordinator._registry.peers() if (peer.process, peer.replica) == ("b", 1)]
+    [peer] = [peer for peer in members.registry.peers() if (peer.process, peer.replica) == ("b", 1)]
     doomed = loads(forward)["b", 1]
-    coordinator._registry.remove(peer.epoch)
-    coordinator._lose(peer, "died")
-    coordinator._broadcast(coordinator._view())
+    members.lose(peer.epoch, "died")
     new = [forward.submit(chunks=10, trace=True)[1] for _ in range(9)]
     failed = 0
     for sink in sinks:

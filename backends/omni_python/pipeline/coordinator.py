@@ -11,13 +11,13 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from omni_python.control.deaths import DeathWatch
 from omni_python.control.directory import leave_directory, remove_leftovers
 from omni_python.control.liveness import PERIOD, LifeSign, remove_life_sign, write_life_sign
 from omni_python.pipeline.admission import Admission
 from omni_python.pipeline.answers import AnswerThreads, ResponseSink
 from omni_python.pipeline.endpoint import Endpoint
-from omni_python.pipeline.registry import Registry, ReplicaLoad
+from omni_python.pipeline.members import Members
+from omni_python.pipeline.registry import ReplicaLoad
 from omni_python.pipeline.spec import Limits, PipelineSpec
 from omni_python.pipeline.stage_process import coordinator_address
 from omni_python.pipeline.submission import SubmitThreads
@@ -29,10 +29,8 @@ from omni_python.proto.messages import (
     ControlMessage,
     DrainMessage,
     Envelope,
-    GoodbyeMessage,
     LeaveMessage,
     Peer,
-    PeersMessage,
     RegisterMessage,
     Route,
     StreamMessage,
@@ -48,9 +46,6 @@ from omni_python.relay.base import RelaySettings
 
 CANCEL_POLL = 0.02
 """Seconds between looks at whether clients are still there (one look costs Triton about 30 us a request)."""
-
-HELD_UP = 3.0
-"""Seconds without a look at heartbeats (one is due each second at least) that cannot be held against the others."""
 
 REPORT_TIME = 0.1
 """Seconds past a deadline in which a stage may tell that it has dropped the request, before the coordinator ends it."""
@@ -107,23 +102,23 @@ class Coordinator:
         """Requests by final state."""
         self._bls = bls
         self._entry_model = spec.models[spec.entry_process]
-        self._recover = recover or (lambda process, replica: None)
         self._directory = directory
         address = coordinator_address(directory, spec.name)
         self._endpoint = Endpoint(directory, self._on_message, relay, address, host)
         self._carrier = self._endpoint.carrier
-        self._registry = Registry(self._endpoint.epoch, spec.stages, spec.replicas)
-        self._deaths = DeathWatch()
+        self._members = Members(
+            spec,
+            self._endpoint,
+            self.limits.silence,
+            self._on_lost,
+            self._on_given_up,
+            recover or (lambda process, replica: None),
+        )
+        self._registry = self._members.registry
         self._requests: dict[str, _Request] = {}
         self._admission: Admission[_Request] = Admission(self.limits.max_in_flight, self.limits.max_queued)
         self._draining = False
         self._next_sign = 0.0
-        self._heard: dict[int, float] = {}  # epoch -> when it last registered
-        self._checked = time.monotonic()  # when heartbeats were last looked at
-        self._leaving: dict[int, Peer] = {}  # epoch -> a process whose model is being unloaded
-        self._broken: dict[int, str] = {}  # epoch -> what a process said that cannot go on
-        self._departed: set[int] = set()  # epochs of processes that were told goodbye
-        self._given_up: dict[tuple[str, int], str] = {}  # process and replica -> why it will not come back
         self._lock = threading.Lock()
         self._numbers = itertools.count(1)
         self._submissions = SubmitThreads(self.limits.submit_threads, self._submit_safely)
@@ -139,7 +134,7 @@ class Coordinator:
 
     def stop(self) -> None:
         """Fail what is still running and stop all threads."""
-        self._deaths.close()
+        self._members.close()
         self._watcher.join()
         for request in list(self._requests.values()):
             self._end(request, RequestState.FAILED, Unavailable("the server is stopping"))
@@ -179,7 +174,7 @@ class Coordinator:
             was_idle = not self._requests
             self._requests[request_id] = record
         if was_idle:
-            self._deaths.wake()  # the watcher sleeps longer while there is nobody to watch for
+            self._members.wake()  # the watcher sleeps longer while there is nobody to watch for
         if starts:
             self._submissions.put(record)
         return request_id
@@ -189,7 +184,7 @@ class Coordinator:
         with self._lock:
             self._admission.close("the server is shutting down; try again later or elsewhere")
             self._draining = True
-        self._deaths.wake()
+        self._members.wake()
 
     def abort(self, request_id: str, error: OmniError | None = None) -> None:
         """End a request early, in every stage. Unknown and finished ones are left alone."""
@@ -200,19 +195,12 @@ class Coordinator:
     def give_up(self, process: str, replica: int, why: str) -> None:
         """A process will not come back: refuse at once what needs it where it was the last of its replicas, and say
         why."""
-        log.warning("process %s: %s", self.spec.replica_name(process, replica), why)
-        self._given_up[process, replica] = why
-        for request in list(self._requests.values()):
-            if request.state is RequestState.PENDING and (error := self._refusal(request)) is not None:
-                self._end(request, RequestState.FAILED, error)
+        self._members.give_up(process, replica, why)
 
-    def _refusal(self, request: _Request) -> Unavailable | None:
-        """Why a request cannot be served for now: all replicas of a process are given up."""
-        for process in request.processes:
-            reasons = [self._given_up.get((process, replica)) for replica in range(self.spec.replicas[process])]
-            if reasons[-1] is not None and None not in reasons:
-                return Unavailable(f"process {process} of {self.spec.name}: {reasons[-1]}")
-        return None
+    def _on_given_up(self) -> None:
+        for request in list(self._requests.values()):
+            if request.state is RequestState.PENDING and (error := self._members.refusal(request.processes)):
+                self._end(request, RequestState.FAILED, error)
 
     # -- submit threads
 
@@ -225,7 +213,7 @@ class Coordinator:
             self._end(request, RequestState.FAILED, OmniError.of(error))
 
     def _submit(self, request: _Request) -> None:
-        if (refusal := self._refusal(request)) is not None:
+        if (refusal := self._members.refusal(request.processes)) is not None:
             raise refusal
         payload = self._assign(request)
         if payload is None:
@@ -251,7 +239,7 @@ class Coordinator:
                 request.state = RequestState.RUNNING
             ended_early = request.state in (RequestState.FAILED, RequestState.ABORTED)
         if ended_early:  # meanwhile, and the news may have been at the stage before the request was
-            self._tell_route(request, AbortMessage(self._endpoint.epoch, request.id))
+            self._members.tell_route(request.route, AbortMessage(self._endpoint.epoch, request.id))
 
     def _assign(self, request: _Request) -> OmniRequest | None:
         """Choose the replicas that serve a request, and take its payload; None if it is over already."""
@@ -284,12 +272,11 @@ class Coordinator:
             case CompleteMessage():
                 self._on_complete(message)
             case RegisterMessage():
-                self._on_register(message)
+                self._members.register(message)
             case LeaveMessage():
-                self._on_leave(message.epoch)
+                self._members.leave(message.epoch)
             case BrokenMessage():
-                self._broken[message.epoch] = message.reason
-                self._deaths.kill(message.epoch)
+                self._members.end(message)
             case DrainMessage():
                 self.drain()
             case _:
@@ -340,7 +327,9 @@ class Coordinator:
         request.error = request.error or error
         if left:
             log.warning("request %s goes on without %s: %s", request.id, ", ".join(sorted(lost)), error)
-            self._tell_route(request, AbortMessage(self._endpoint.epoch, request.id, self.spec.unneeded(left)))
+            self._members.tell_route(
+                request.route, AbortMessage(self._endpoint.epoch, request.id, self.spec.unneeded(left))
+            )
         self._end_if_complete(request)
 
     def _payload(self, request: _Request | None, epoch: int, envelope: Envelope | None) -> Payload | None:
@@ -353,79 +342,18 @@ class Coordinator:
             self._end(request, RequestState.FAILED, error)
             return None
 
-    def _on_register(self, message: RegisterMessage) -> None:
-        if message.epoch in self._departed:
-            return
-        try:
-            peer, replaced = self._registry.register(message)
-        except ValueError as error:
-            log.warning("refused a registration: %s", error)
-            return
-        self._heard[message.epoch] = time.monotonic()
-        if replaced is not None:
-            self._lose(replaced, "was restarted")
-        if peer is not None:
-            self._given_up.pop((peer.process, peer.replica), None)
-            self._endpoint.connect(peer.epoch, peer.address, peer.site)
-            self._deaths.watch(peer.epoch, peer.pid)
-            self._broadcast(self._view())
-        elif message.view != (self._endpoint.epoch, self._registry.version):
-            self._tell(message.epoch, self._view())
-
-    def _on_leave(self, epoch: int) -> None:
-        peer = self._registry.peer(epoch)
-        if peer is not None:
-            self._leaving[epoch] = peer
-            self._registry.retire(epoch)
-            self.give_up(peer.process, peer.replica, "its model is being unloaded")
-            self._release()
-
-    def _release(self) -> None:
-        """Say goodbye to leaving processes that no running request needs."""
-        for epoch in list(self._leaving):
-            if not self._registry.is_idle(epoch):
-                continue
-            if self._leaving.pop(epoch, None) is not None:
-                self._departed.add(epoch)  # a last heartbeat must not bring it back
-                self._registry.remove(epoch)
-                self._heard.pop(epoch, None)
-                self._deaths.forget(epoch)
-                self._tell(epoch, GoodbyeMessage(self._endpoint.epoch))
-                self._broadcast(self._view())
-
     # -- watching thread
 
     def _watch(self) -> None:
         next_check = 0.0
-        while not self._deaths.closed:
-            wait = max(0.0, next_check - time.monotonic()) if self._requests else 1.0
-            for epoch in self._deaths.wait(wait):
-                peer = self._registry.remove(epoch)
-                if peer is None:
-                    continue
-                unloaded = epoch in self._leaving
-                self._lose(peer, "was unloaded" if unloaded else self._broken.pop(epoch, "died"))
-                self._broadcast(self._view())
-                if not unloaded:
-                    self._recover(peer.process, peer.replica)
+        while not self._members.closed:
+            self._members.wait(max(0.0, next_check - time.monotonic()) if self._requests else 1.0)
             if time.monotonic() >= next_check:
                 next_check = time.monotonic() + CANCEL_POLL
                 self._check_requests()
-                self._check_heartbeats()
+                self._members.check_heartbeats()
                 self._show_life()
                 self._answers.relieve()
-
-    def _check_heartbeats(self) -> None:
-        """A process that has not registered for long is stuck: it is killed, and then recovered like any dead one."""
-        now = time.monotonic()
-        held_up, self._checked = now - self._checked, now
-        if held_up > HELD_UP:  # this process was: nobody's heartbeats could be heard meanwhile
-            self._heard = {epoch: heard + held_up for epoch, heard in self._heard.items()}
-        for epoch, heard in list(self._heard.items()):
-            if now - heard > self.limits.silence:
-                log.error("a stage process has been silent for %.0f s and is killed", now - heard)
-                self._heard.pop(epoch)
-                self._deaths.kill(epoch)
 
     def _check_requests(self) -> None:
         now = time.monotonic()
@@ -451,19 +379,15 @@ class Coordinator:
         except OSError as error:
             log.warning("no sign of life could be left: %s", error)
 
-    def _lose(self, peer: Peer, what: str) -> None:
-        """A stage process is gone, and with it whatever part of the running requests it held."""
-        stages, name = ", ".join(peer.stages), self.spec.replica_name(peer.process, peer.replica)
-        log.error("process %s (%s) %s", name, stages, what)
-        self._heard.pop(peer.epoch, None)
-        self._leaving.pop(peer.epoch, None)
-        self._deaths.forget(peer.epoch)
-        self._endpoint.forget(peer.epoch)
+    def _on_lost(self, peer: Peer, what: str) -> None:
+        """With a stage process whatever part of the running requests it held is gone."""
+        name = self.spec.replica_name(peer.process, peer.replica)
         if peer.process == self.spec.entry_process:
             self._submissions.replace_stuck()
         for request in list(self._requests.values()):
             if peer.epoch in request.route:  # those that have no route yet may find the process restored
-                self._fail_part(request, peer.stages, Unavailable(f"process {name} (stages {stages}) {what}"))
+                error = Unavailable(f"process {name} (stages {', '.join(peer.stages)}) {what}")
+                self._fail_part(request, peer.stages, error)
 
     # -- the end of a request
 
@@ -484,35 +408,6 @@ class Coordinator:
             timings = sorted(request.timings.values(), key=lambda timing: timing.start)
             self._answers.put(request.id, lambda: request.sink.finish(timings))
         else:
-            self._tell_route(request, AbortMessage(self._endpoint.epoch, request.id))
+            self._members.tell_route(request.route, AbortMessage(self._endpoint.epoch, request.id))
             self._answers.put(request.id, lambda: request.sink.fail(error))
-        if self._leaving:
-            self._release()
-
-    # -- messages to stage processes
-
-    def _view(self) -> PeersMessage:
-        endpoint = self._endpoint
-        return PeersMessage(
-            endpoint.epoch,
-            self._registry.version,
-            endpoint.pid,
-            endpoint.address,
-            self._registry.peers(),
-            self._carrier.site,
-        )
-
-    def _broadcast(self, message: PeersMessage) -> None:
-        for peer in self._registry.peers():
-            self._tell(peer.epoch, message)
-
-    def _tell_route(self, request: _Request, message: AbortMessage) -> None:
-        for peer in self._registry.peers():
-            if peer.epoch in request.route:
-                self._tell(peer.epoch, message)
-
-    def _tell(self, epoch: int, message: AbortMessage | PeersMessage | GoodbyeMessage) -> None:
-        try:
-            self._endpoint.send(epoch, message)
-        except OmniError as error:
-            log.warning("%s was not delivered: %s", type(message).__name__, error)
+        self._members.dismiss()

@@ -1,0 +1,198 @@
+"""The processes of a pipeline, as its coordinator keeps them: how they come, show that they live, leave and die."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Collection
+
+from omni_python.control.deaths import DeathWatch
+from omni_python.pipeline.endpoint import Endpoint
+from omni_python.pipeline.registry import Registry
+from omni_python.pipeline.spec import PipelineSpec
+from omni_python.proto.errors import OmniError, Unavailable
+from omni_python.proto.messages import (
+    AbortMessage,
+    BrokenMessage,
+    GoodbyeMessage,
+    Peer,
+    PeersMessage,
+    RegisterMessage,
+    Route,
+)
+
+HELD_UP = 3.0
+"""Seconds without a look at heartbeats (one is due each second at least) that cannot be held against the others."""
+
+log = logging.getLogger(__name__)
+
+
+class Members:
+    """One that gives no sign of life for `silence` seconds is killed.
+
+    `on_lost(peer, what)` is told of each process that is gone, and what became of it; `on_given_up()` that the answers
+    of `refusal` have changed; `recover(process, replica)` of those that are to be started again. Registrations and
+    farewells come on the thread that receives messages; `wait` and `check_heartbeats` are called on one other thread.
+    """
+
+    def __init__(
+        self,
+        spec: PipelineSpec,
+        endpoint: Endpoint,
+        silence: float,
+        on_lost: Callable[[Peer, str], None],
+        on_given_up: Callable[[], None],
+        recover: Callable[[str, int], None],
+    ) -> None:
+        self.registry = Registry(endpoint.epoch, spec.stages, spec.replicas)
+        self._spec = spec
+        self._endpoint = endpoint
+        self._silence = silence
+        self._on_lost = on_lost
+        self._on_given_up = on_given_up
+        self._recover = recover
+        self._deaths = DeathWatch()
+        self._heard: dict[int, float] = {}  # epoch -> when it last registered
+        self._checked = time.monotonic()  # when heartbeats were last looked at
+        self._leaving: dict[int, Peer] = {}  # epoch -> a process whose model is being unloaded
+        self._broken: dict[int, str] = {}  # epoch -> what a process said that cannot go on
+        self._departed: set[int] = set()  # epochs of processes that were told goodbye
+        self._given_up: dict[tuple[str, int], str] = {}  # process and replica -> why it will not come back
+
+    @property
+    def closed(self) -> bool:
+        return self._deaths.closed
+
+    def close(self) -> None:
+        """Let `wait` return for the last time."""
+        self._deaths.close()
+
+    def wake(self) -> None:
+        """Let `wait` return early."""
+        self._deaths.wake()
+
+    # -- what processes say
+
+    def register(self, message: RegisterMessage) -> None:
+        """A process is there, or still there."""
+        if message.epoch in self._departed:
+            return
+        try:
+            peer, replaced = self.registry.register(message)
+        except ValueError as error:
+            log.warning("refused a registration: %s", error)
+            return
+        self._heard[message.epoch] = time.monotonic()
+        if replaced is not None:
+            self._lose(replaced, "was restarted")
+        if peer is not None:
+            self._given_up.pop((peer.process, peer.replica), None)
+            self._endpoint.connect(peer.epoch, peer.address, peer.site)
+            self._deaths.watch(peer.epoch, peer.pid)
+            self._broadcast_view()
+        elif message.view != (self._endpoint.epoch, self.registry.version):
+            self._tell(message.epoch, self._view())
+
+    def leave(self, epoch: int) -> None:
+        """A process's model is being unloaded: it gets nothing new, and goes once nothing needs it."""
+        peer = self.registry.peer(epoch)
+        if peer is not None:
+            self._leaving[epoch] = peer
+            self.registry.retire(epoch)
+            self.give_up(peer.process, peer.replica, "its model is being unloaded")
+            self.dismiss()
+
+    def end(self, message: BrokenMessage) -> None:
+        """A process cannot go on."""
+        self._broken[message.epoch] = message.reason
+        self._deaths.kill(message.epoch)
+
+    # -- what becomes of them
+
+    def wait(self, timeout: float) -> None:
+        """Up to `timeout` seconds for deaths, and see to them."""
+        for epoch in self._deaths.wait(timeout):
+            unloaded = epoch in self._leaving
+            peer = self.lose(epoch, "was unloaded" if unloaded else self._broken.pop(epoch, "died"))
+            if peer is not None and not unloaded:
+                self._recover(peer.process, peer.replica)
+
+    def lose(self, epoch: int, what: str) -> Peer | None:
+        """A process is gone; None if it was already."""
+        peer = self.registry.remove(epoch)
+        if peer is not None:
+            self._lose(peer, what)
+            self._broadcast_view()
+        return peer
+
+    def check_heartbeats(self) -> None:
+        """A process that has not registered for long is stuck: it is killed, and then recovered like any dead one."""
+        now = time.monotonic()
+        held_up, self._checked = now - self._checked, now
+        if held_up > HELD_UP:  # this process was: nobody's heartbeats could be heard meanwhile
+            self._heard = {epoch: heard + held_up for epoch, heard in self._heard.items()}
+        for epoch, heard in list(self._heard.items()):
+            if now - heard > self._silence:
+                log.error("a stage process has been silent for %.0f s and is killed", now - heard)
+                self._heard.pop(epoch)
+                self._deaths.kill(epoch)
+
+    def dismiss(self) -> None:
+        """Say goodbye to leaving processes that no running request needs."""
+        for epoch in list(self._leaving):
+            if not self.registry.is_idle(epoch):
+                continue
+            if self._leaving.pop(epoch, None) is not None:
+                self._departed.add(epoch)  # a last heartbeat must not bring it back
+                self.registry.remove(epoch)
+                self._heard.pop(epoch, None)
+                self._deaths.forget(epoch)
+                self._tell(epoch, GoodbyeMessage(self._endpoint.epoch))
+                self._broadcast_view()
+
+    def give_up(self, process: str, replica: int, why: str) -> None:
+        """A process will not come back."""
+        log.warning("process %s: %s", self._spec.replica_name(process, replica), why)
+        self._given_up[process, replica] = why
+        self._on_given_up()
+
+    def refusal(self, processes: Collection[str]) -> Unavailable | None:
+        """Why nothing can be done for now that needs these: all replicas of one are given up."""
+        for process in processes:
+            reasons = [self._given_up.get((process, replica)) for replica in range(self._spec.replicas[process])]
+            if reasons[-1] is not None and None not in reasons:
+                return Unavailable(f"process {process} of {self._spec.name}: {reasons[-1]}")
+        return None
+
+    def _lose(self, peer: Peer, what: str) -> None:
+        name = self._spec.replica_name(peer.process, peer.replica)
+        log.error("process %s (%s) %s", name, ", ".join(peer.stages), what)
+        self._heard.pop(peer.epoch, None)
+        self._leaving.pop(peer.epoch, None)
+        self._deaths.forget(peer.epoch)
+        self._endpoint.forget(peer.epoch)
+        self._on_lost(peer, what)
+
+    # -- messages to them
+
+    def tell_route(self, route: Route, message: AbortMessage) -> None:
+        """To each of those that serve a request."""
+        for peer in self.registry.peers():
+            if peer.epoch in route:
+                self._tell(peer.epoch, message)
+
+    def _view(self) -> PeersMessage:
+        endpoint, registry = self._endpoint, self.registry
+        site = endpoint.carrier.site
+        return PeersMessage(endpoint.epoch, registry.version, endpoint.pid, endpoint.address, registry.peers(), site)
+
+    def _broadcast_view(self) -> None:
+        message = self._view()
+        for peer in message.peers:
+            self._tell(peer.epoch, message)
+
+    def _tell(self, epoch: int, message: AbortMessage | PeersMessage | GoodbyeMessage) -> None:
+        try:
+            self._endpoint.send(epoch, message)
+        except OmniError as error:
+            log.warning("%s was not delivered: %s", type(message).__name__, error)
