@@ -12,6 +12,7 @@ import torch
 from openai.resources.realtime.realtime import RealtimeConnection
 from safetensors.torch import load_file
 
+from omni_python.proto.info import PipelineInfo
 from omni_python.proto.wav import wav_of_pcm16
 from omni_python.serve.openai.errors import ApiError
 from omni_python.serve.openai.realtime.audio import Resampler, samples_of
@@ -114,13 +115,13 @@ def test_the_buffer_is_bounded(question: bytes, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_without_the_package_turns_are_the_clients_matter(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert Session.new("m").audio.input.turn_detection == ServerVad()
+    assert Session.new("m", PipelineInfo()).audio.input.turn_detection == ServerVad()
     monkeypatch.setattr("omni_python.serve.openai.realtime.session.weights_file", lambda: None)
-    session = Session.new("m")
+    session = Session.new("m", PipelineInfo())
     assert session.audio.input.turn_detection is None
     change = Session(type="realtime", audio={"input": {"turn_detection": {"type": "server_vad"}}})  # type: ignore[arg-type]
     with pytest.raises(ApiError, match="needs the package silero-vad") as refused:
-        session.changed(change)
+        session.changed(change, PipelineInfo())
     assert refused.value.param == "session.audio.input.turn_detection"
 
 

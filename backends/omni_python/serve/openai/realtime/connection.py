@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from omni_python.client import AsyncOmniClient
+from omni_python.proto.info import PipelineInfo
 from omni_python.serve.openai.errors import ApiError
 from omni_python.serve.openai.realtime import client_events as asked
 from omni_python.serve.openai.realtime import server_events as events
@@ -26,10 +27,10 @@ SEND_S = 30.0
 
 
 class Connection:
-    def __init__(self, socket: WebSocket, client: AsyncOmniClient, model: str) -> None:
-        """`socket` is accepted; `client` is that of the pipeline `model`."""
-        self._socket, self._client = socket, client
-        self._session = Session.new(model)
+    def __init__(self, socket: WebSocket, client: AsyncOmniClient, info: PipelineInfo) -> None:
+        """`socket` is accepted; `info` is what the client's pipeline tells of itself."""
+        self._socket, self._client, self._info = socket, client, info
+        self._session = Session.new(client.pipeline, info)
         self._conversation = Conversation()
         self._hearing = Hearing(self._session.audio.input)
         self._response: Response | None = None
@@ -63,7 +64,7 @@ class Connection:
     async def _handle(self, event: asked.ClientEvent) -> None:
         match event:
             case asked.SessionUpdate(session=change):
-                session = self._session.changed(change)
+                session = self._session.changed(change, self._info)
                 self._hearing.configure(session.audio.input)
                 self._session = session
                 await self._send(events.SessionUpdated(session=session.shown()))
@@ -125,7 +126,7 @@ class Connection:
 
     def _plan(self, request: asked.ResponseRequest, event_id: str | None = None) -> Plan:
         """Raises `ApiError`."""
-        session = self._session.for_response(request)
+        session = self._session.for_response(request, self._info)
         conversation = self._conversation if request.conversation == "auto" else None
         if conversation is not None:
             conversation.check_room()

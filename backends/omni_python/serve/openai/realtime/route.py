@@ -20,29 +20,25 @@ def realtime_endpoint(client: Callable[[str], AsyncOmniClient]) -> Callable[[Web
 
     async def realtime(socket: WebSocket) -> None:
         try:
-            model = await _model(socket, client(""))
-        except ApiError as error:
+            model = _model(socket)
+            info = await client(model).info()
+        except (ApiError, OmniClientError) as refused:
+            error = refused if isinstance(refused, ApiError) else api_error(refused)
             await socket.send_denial_response(JSONResponse(error.body, error.status))
             return
         await socket.accept(_PROTOCOL if _PROTOCOL in socket.scope["subprotocols"] else None)
-        await Connection(socket, client(model), model).run()
+        await Connection(socket, client(model), info).run()
 
     return realtime
 
 
-async def _model(socket: WebSocket, client: AsyncOmniClient) -> str:
+def _model(socket: WebSocket) -> str:
     """Raises `ApiError`."""
     query = socket.query_params
     unknown = sorted(set(query) - {"model"})
     if unknown:
         reason = f"Unsupported parameter: {unknown[0]!r} is not supported by this server"
         raise ApiError(400, f"{reason}.", "unsupported", unknown[0])
-    try:
-        names = await client.pipelines()
-    except OmniClientError as error:
-        raise api_error(error) from None
-    model = query.get("model")
-    if model not in names:
-        valid = ", ".join(names) or "none"
-        raise ApiError(404, f"The model {model!r} does not exist; there are: {valid}.", "model_not_found", "model")
-    return model
+    if "model" not in query:
+        raise ApiError(400, "Missing required parameter: 'model'.", "missing_required_parameter", "model")
+    return query["model"]

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, StrictBool, StrictInt, StrictStr
 
+from omni_python.proto.info import PipelineInfo
 from omni_python.serve.openai.errors import ApiError
 from omni_python.serve.openai.realtime.silero import weights_file
 from omni_python.serve.openai.schema import Body, Number, SamplingFields, Text
@@ -74,28 +75,32 @@ class Session(SamplingFields):
     max_output_tokens: MaxTokens = "inf"
 
     @classmethod
-    def new(cls, model: str) -> Session:
-        """As OpenAI's, a session finds turns by itself unless told otherwise, if it can."""
+    def new(cls, model: str, info: PipelineInfo) -> Session:
+        """As OpenAI's, a session speaks, and finds turns by itself, unless told otherwise; if it can."""
         detection = ServerVad() if weights_file() is not None else None
         audio = Audio(input=AudioInput(turn_detection=detection))
-        return cls(type="realtime", id=new_id("sess"), model=model, audio=audio)
+        answers: Any = ["audio"] if "audio" in info.modalities else ["text"]
+        return cls(type="realtime", id=new_id("sess"), model=model, audio=audio, output_modalities=answers)
 
-    def changed(self, change: Session) -> Session:
-        """With the fields that `change` sets. Raises `ApiError` for what this server cannot do."""
+    def changed(self, change: Session, info: PipelineInfo) -> Session:
+        """With the fields that `change` sets. Raises `ApiError` for what this server, or the pipeline, cannot do."""
         for name in ("id", "model"):
             if (asked := getattr(change, name)) not in (None, getattr(self, name)):
                 raise ApiError(
                     400, f"A session's {name} cannot be changed to {asked!r}.", "invalid_value", f"session.{name}"
                 )
         new = self._with(change.model_dump(exclude_unset=True))
+        new._check(info, "session")
         if new.audio.input.turn_detection is not None and weights_file() is None:
             reason = "server_vad needs the package silero-vad (the extra vad of omni_python) on the server"
             raise ApiError(400, f"{reason}; turn_detection must be null.", "unsupported", _DETECTION)
         return new
 
-    def for_response(self, options: ResponseOptions) -> Session:
-        """With what one response asks for."""
-        return self._with(options.model_dump(exclude_unset=True, include=_SHARED))
+    def for_response(self, options: ResponseOptions, info: PipelineInfo) -> Session:
+        """With what one response asks for. Raises `ApiError` for what the pipeline cannot do."""
+        new = self._with(options.model_dump(exclude_unset=True, include=_SHARED))
+        new._check(info, "response")
+        return new
 
     def shown(self) -> dict[str, Any]:
         """As JSON for the client, who may send it back."""
@@ -110,6 +115,15 @@ class Session(SamplingFields):
     def sampling(self) -> dict[str, Any]:
         longest = {} if self.max_output_tokens == "inf" else {"max_tokens": self.max_output_tokens}
         return {**super().sampling, **longest}
+
+    def _check(self, info: PipelineInfo, where: str) -> None:
+        voice = self.audio.output.voice
+        if self.speaks and "audio" not in info.modalities:
+            reason = f'The pipeline {self.model!r} cannot speak; output_modalities must be ["text"]'
+            raise ApiError(400, f"{reason}.", "unsupported", f"{where}.output_modalities")
+        if voice is not None and voice not in info.voices:
+            reason = f"unknown voice {voice!r}; valid: {', '.join(info.voices) or 'none'}"
+            raise ApiError(400, reason, "invalid_value", f"{where}.audio.output.voice")
 
     def _with(self, change: Mapping[str, Any]) -> Session:
         return Session.model_validate(_merged(self.model_dump(exclude_unset=True), change))
