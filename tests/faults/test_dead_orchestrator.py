@@ -20,6 +20,7 @@ from omni_python.serve.orchestrators import Orchestrators
 from omni_python.serve.triton_server import ServerOptions, TritonServer
 
 PIPELINE = "noop_line"
+LONG = {"delay": 60.0}
 
 
 @pytest.fixture(scope="module")
@@ -58,13 +59,13 @@ WAYS = (ask, stream, ask_async)
 Way = Callable[[str, dict[str, float]], None]
 
 
-def ends(server: TritonServer, hit: Callable[[], None]) -> dict[str, tuple[str, float]]:
-    """Requests of every way at once; how each ended, and how many seconds after `hit`."""
+def ends(url: str, sampling: dict[str, float], hit: Callable[[], None]) -> dict[str, tuple[str, float]]:
+    """Requests of every way at once, and what is done a second later: how each ended, and how many seconds after."""
     ended: dict[str, tuple[str, float]] = {}
 
     def run(way: Way) -> None:
         try:
-            way(server.grpc_url, {"delay": 60.0})
+            way(url, sampling)
         except OmniClientError as error:
             ended[way.__name__] = (f"{type(error).__name__}: {error}", time.monotonic())
 
@@ -75,17 +76,17 @@ def ends(server: TritonServer, hit: Callable[[], None]) -> dict[str, tuple[str, 
     hit()
     since = time.monotonic()
     for thread in threads:
-        thread.join(30)
+        thread.join(60)
+    assert len(ended) == len(WAYS)
     return {name: (error, at - since) for name, (error, at) in ended.items()}
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_a_request_to_a_server_that_says_nothing_ends_by_its_deadline(way: Way) -> None:
+def test_requests_to_a_server_that_says_nothing_end_by_their_deadline() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        start = time.monotonic()
-        with pytest.raises(DeadlineExceeded, match="did not end the request by its deadline"):
-            way(f"127.0.0.1:{silent.getsockname()[1]}", {"timeout_ms": 300})
-        assert time.monotonic() - start < 0.3 + MARGIN + 2
+        ended = ends(f"127.0.0.1:{silent.getsockname()[1]}", {"timeout_ms": 1000}, lambda: None)
+    for error, seconds in ended.values():
+        assert error.startswith(f"{DeadlineExceeded.__name__}: the server did not end the request by its deadline")
+        assert seconds < MARGIN + 2
 
 
 def test_a_slow_request_of_a_living_orchestrator_goes_on(server: TritonServer) -> None:
@@ -96,8 +97,7 @@ def test_a_slow_request_of_a_living_orchestrator_goes_on(server: TritonServer) -
 
 def test_requests_end_when_their_orchestrator_dies(server: TritonServer) -> None:
     """Without a deadline, and with nobody to load it again."""
-    ended = ends(server, orchestrator(server).kill)
-    assert len(ended) == len(WAYS)
+    ended = ends(server.grpc_url, LONG, orchestrator(server).kill)
     for error, seconds in ended.values():
         assert error.startswith(f"{Unavailable.__name__}: the orchestrator of pipeline {PIPELINE} died"), error
         assert seconds < 25
@@ -113,9 +113,7 @@ def test_requests_end_when_their_orchestrator_was_replaced(server: TritonServer)
         process.kill()
         orchestrators.reload(PIPELINE)
 
-    ended = ends(server, replace)
-    assert len(ended) == len(WAYS)
+    ended = ends(server.grpc_url, LONG, replace)
     for error, seconds in ended.values():
         assert error.startswith(f"{Unavailable.__name__}: the orchestrator of pipeline {PIPELINE} died"), error
         assert seconds < 20
-    ask(server.grpc_url, {})
