@@ -60,8 +60,9 @@ def open_page(browser: Browser, api: HttpServer, complaints: list[str]) -> Itera
         page.on("console", listen)
         page.on("pageerror", lambda error: complaints.append(str(error)))
         page.goto(f"{api.url}/?record")
-        expect(page.locator("#model")).to_have_value("qwen3_omni")
-        expect(page.locator("select#voice")).to_have_count(1)
+        expect(page.locator("#model")).to_have_value("qwen3_omni", timeout=30_000)
+        # A server that has just started answers its first questions slowly.
+        expect(page.locator("select#voice")).to_have_count(1, timeout=30_000)
         return page
 
     yield open_page
