@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import wave
 
 import av
 import numpy as np
@@ -57,6 +58,19 @@ def test_a_stream_begins_before_it_ends(name: str) -> None:
     encoder = SpeechEncoder(name, 24000)
     early = b"".join(encoder.encode(piece) for piece in np.array_split(tone(2.0, 24000), 40)[:20])
     assert len(early) > 2000
+
+
+def test_players_accept_a_streamed_wav() -> None:
+    speech = tone(1.5, 24000)
+    encoder = SpeechEncoder("wav", 24000)
+    data = b"".join(encoder.encode(piece) for piece in np.array_split(speech, 7)) + encoder.close()
+    with wave.open(io.BytesIO(data)) as file:  # Python's own reader
+        assert (file.getframerate(), file.getnchannels(), file.getsampwidth()) == (24000, 1, 2)
+        assert file.readframes(file.getnframes()) == pcm16(speech)
+    with av.open(io.BytesIO(data)) as container:  # FFmpeg
+        assert container.format.name == "wav"
+    samples, rate = decoded("wav", data, 24000)
+    assert rate == 24000 and len(samples) == len(speech)
 
 
 @pytest.mark.parametrize("speed", [0.25, 0.7, 1.5, 4.0])
