@@ -84,7 +84,7 @@ def test_every_block_is_known(ask_it: str) -> None:
 def test_shell(sample: str, folder: Path) -> None:
     output = printed(["bash", "-euo", "pipefail", "-c", sample], folder)
     assert '"finish_reason":"' in output and '"audio_base64":"' in output
-    with av.open(io.BytesIO((folder / "morning.mp3").read_bytes())) as file:
+    with av.open(io.BytesIO((folder / "morning.mp3").read_bytes()), "r") as file:
         assert sum(frame.samples for frame in file.decode(audio=0)) > 0
     assert seconds(folder / "picture.wav") > 0
 
