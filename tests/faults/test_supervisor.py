@@ -84,7 +84,7 @@ def test_the_drain_time_is_kept_and_its_end_is_told(repository: Path, tmp_path: 
         assert serving.stop() == 4
         assert "1 requests had not ended" in serving.said()
         asking.join(30)
-        assert failed
+        assert "the time for requests to end is over" in failed[0]
 
 
 def test_a_second_signal_stops_at_once(repository: Path, tmp_path: Path) -> None:

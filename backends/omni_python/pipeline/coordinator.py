@@ -136,13 +136,16 @@ class Coordinator:
         """Fail what is still running and stop all threads."""
         self._members.close()
         self._watcher.join()
-        for request in list(self._requests.values()):
-            self._end(request, RequestState.FAILED, Unavailable("the server is stopping"))
+        self._fail_all("the server is stopping")
         self._submissions.stop()
         self._answers.stop()
         self._endpoint.stop()
         remove_life_sign(self._directory, self.spec.name)
         leave_directory(self._directory)
+
+    def _fail_all(self, why: str) -> None:
+        for request in list(self._requests.values()):
+            self._end(request, RequestState.FAILED, Unavailable(why))
 
     def stats(self) -> dict[str, int]:
         """What is held now; all zero when no request is left."""
@@ -179,11 +182,13 @@ class Coordinator:
             self._submissions.put(record)
         return request_id
 
-    def drain(self) -> None:
-        """Admit nothing more: the server is to be stopped once what is in flight has ended."""
+    def drain(self, end: bool = False) -> None:
+        """Admit nothing more: the server is to be stopped once what is in flight has ended. `end` fails that now."""
         with self._lock:
             self._admission.close("the server is shutting down; try again later or elsewhere")
             self._draining = True
+        if end:
+            self._fail_all("the server is shutting down, and the time for requests to end is over")
         self._members.wake()
 
     def abort(self, request_id: str, error: OmniError | None = None) -> None:
@@ -278,7 +283,7 @@ class Coordinator:
             case BrokenMessage():
                 self._members.end(message)
             case DrainMessage():
-                self.drain()
+                self.drain(message.end)
             case _:
                 log.warning("the coordinator got a %s", type(message).__name__)
 

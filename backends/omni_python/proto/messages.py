@@ -156,7 +156,10 @@ class LeaveMessage(_Message, frozen=True):
 
 
 class DrainMessage(_Message, frozen=True):
-    """Supervisor to coordinator: admit nothing more; the server is to be stopped."""
+    """Supervisor to coordinator: admit nothing more; the server is to be stopped. `end`: its time is over, so that
+    requests in flight fail now."""
+
+    end: bool = False
 
 
 class BrokenMessage(_Message, frozen=True):

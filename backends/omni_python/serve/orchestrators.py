@@ -78,15 +78,15 @@ class Orchestrators:
             time.sleep(0.05)
         self.server.load(pipeline)
 
-    def drain(self) -> None:
-        """Tell all to admit nothing more; their signs tell what is still in flight."""
+    def drain(self, end: bool = False) -> None:
+        """Tell all to admit nothing more, or to `end` what they have; their signs tell what is still in flight."""
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         for pipeline, (directory, found) in self._found().items():
             if not _is_running(found.sign.pid):
                 continue
             outlet = Outlet(context, coordinator_address(directory, pipeline))
             with suppress(OmniError):
-                outlet.send(DrainMessage(0))
+                outlet.send(DrainMessage(0, end))
             outlet.close(linger=LINGER)
         context.term()
 

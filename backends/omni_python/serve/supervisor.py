@@ -193,11 +193,14 @@ class Supervisor:
         return ExitStatus.STOPPED
 
     def _let_end(self, server: TritonServer, orchestrators: Orchestrators) -> int:
-        """Admit nothing more and wait until no request is in flight, or the drain time is over. How many are left."""
+        """Admit nothing more and wait until no request is in flight, or the drain time is over. How many are failed
+        then: Triton itself would wait for them once more."""
         orchestrators.drain()
         end = time.monotonic() + self._policy.drain_s
         while (left := orchestrators.in_flight()) and time.monotonic() < end and not server.has_exited():
             time.sleep(DRAIN_PERIOD)
+        if left:
+            orchestrators.drain(end=True)
         return left
 
     def _stopping(self) -> bool:
