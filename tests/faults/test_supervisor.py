@@ -74,7 +74,7 @@ def test_the_drain_time_is_kept_and_its_end_is_told(repository: Path, tmp_path: 
 
         def asks() -> None:
             try:
-                ask(serving, delay=60.0)
+                ask(serving, delay=4.0)
             except OmniClientError as error:
                 failed.append(str(error))
 
