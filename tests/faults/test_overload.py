@@ -1,0 +1,47 @@
+"""Far more requests than a pipeline can take."""
+
+from __future__ import annotations
+
+import asyncio
+
+from omni_python.client import AsyncOmniClient, DeadlineExceeded, Unavailable
+from omni_python.serve.triton_server import TritonServer
+from tests.e2e import metrics
+from tests.servers import noop_server
+
+__all__ = ["noop_server"]
+
+REQUESTS, PER_SECOND = 600, 150
+"""Of which the line can serve 20 a second, since each works for 50 ms."""
+
+
+def test_a_server_that_gets_too_much_goes_on_serving_in_time(noop_server: TritonServer) -> None:
+    """At first all are admitted, and end at their deadlines; then those that would are refused, and others served."""
+    ends = asyncio.run(too_much(noop_server.grpc_url))
+    assert len(ends) == REQUESTS
+    assert set(ends) == {"served", "late", "refused"}
+    later = ends[REQUESTS // 2 :]
+    assert later.count("served") > later.count("late")
+    metrics.wait_empty(noop_server, "noop_line")
+
+
+async def too_much(url: str) -> list[str]:
+    """The end of each request, in the order of sending."""
+    async with AsyncOmniClient(url, "noop_line") as client:
+        start = asyncio.get_running_loop().time()
+        asked = []
+        for number in range(REQUESTS):
+            asked.append(asyncio.create_task(ask(client)))
+            await asyncio.sleep(start + number / PER_SECOND - asyncio.get_running_loop().time())
+        return await asyncio.gather(*asked)
+
+
+async def ask(client: AsyncOmniClient) -> str:
+    try:
+        await client.chat("x", sampling={"delay": 0.05, "timeout_ms": 1000})
+    except DeadlineExceeded:
+        return "late"
+    except Unavailable as error:
+        assert "at the present pace one more would take" in str(error)
+        return "refused"
+    return "served"
