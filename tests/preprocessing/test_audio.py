@@ -57,6 +57,16 @@ def test_other_rates_are_resampled_and_channels_averaged(name: str, up: int, dow
     assert_like(resample(samples.mean(axis=1), rate), expected)
 
 
+@pytest.mark.parametrize("channels", [3, 6, 7, 8, 9, 16])
+def test_any_number_of_channels_is_averaged(channels: int) -> None:
+    samples = np.random.default_rng().integers(-(2**15), 2**15, (1600, channels), np.int16)
+    data = io.BytesIO()
+    with wave.open(data, "wb") as file:
+        file.setparams((channels, 2, 16000, 0, "NONE", ""))
+        file.writeframes(samples.tobytes())
+    np.testing.assert_allclose(decode_audio(data.getvalue()), samples.mean(axis=1) / 32768, atol=1e-6)
+
+
 @pytest.mark.parametrize(
     ("container", "codec"),
     [("flac", "flac"), ("ogg", "libopus"), ("mp3", "libmp3lame"), ("mp4", "aac"), ("aiff", "pcm_s16be")],

@@ -55,14 +55,15 @@ def resample(
 
 
 def _resampled(frames: Iterable[av.AudioFrame], sample_rate: int, max_seconds: float) -> np.ndarray:
-    # libswresample's own stereo-to-mono mix is not the mean for float samples, so it keeps the channels
-    resampler = av.AudioResampler(format="fltp", rate=sample_rate)
+    # libswresample's own stereo-to-mono mix is not the mean for float samples, so it keeps the channels; interleaved,
+    # since PyAV (18 seen) crashes on frames with 8 planes or more
+    resampler = av.AudioResampler(format="flt", rate=sample_rate)
     mono: list[np.ndarray] = []
     length = 0
     try:
         for frame in _flushed(frames):
             for piece in resampler.resample(frame):
-                mono.append(piece.to_ndarray().mean(axis=0))
+                mono.append(piece.to_ndarray().reshape(-1, piece.layout.nb_channels).mean(axis=1))
                 length += mono[-1].size
                 _check_length(length, sample_rate, max_seconds)
     except ValueError as error:  # the layout or rate changes within the file
