@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 
 # Before torch is imported anywhere: more threads than this only make the small tensors of the tests slower.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -14,6 +15,9 @@ from pathlib import Path
 
 import psutil
 import pytest
+
+# A background job inherits SIGINT ignored, and so would what tests start and interrupt.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 LeakCheck = Callable[[], AbstractContextManager[None]]
 

@@ -29,7 +29,7 @@ SILENCE = 5.0
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
     repository = tmp_path_factory.mktemp("models")
     compile_pipeline(NoopLinePipelineConfig(limits=LimitsConfig(silence_s=SILENCE)), repository)
-    with TritonServer.start(ServerOptions(model_repository=repository)) as server:
+    with TritonServer.start(ServerOptions(model_repository=repository, exit_timeout_s=5)) as server:
         yield server
 
 
@@ -130,7 +130,7 @@ def test_a_stopped_stage_does_not_hold_its_requests_beyond_the_silence(server: T
 def test_a_crash_loop_is_given_up_with_its_reason(tmp_path: Path) -> None:
     compile_pipeline(NoopLinePipelineConfig(), tmp_path)
     with (
-        TritonServer.start(ServerOptions(model_repository=tmp_path)) as server,
+        TritonServer.start(ServerOptions(model_repository=tmp_path, exit_timeout_s=5)) as server,
         OmniClient(server.grpc_url, PIPELINE) as client,
     ):
         for _ in range(5):

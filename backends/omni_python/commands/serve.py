@@ -87,6 +87,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         )
 
 
+EXIT_TIMEOUT = 5
+"""Seconds that Triton gets to stop. Requests have ended by then, all but those of orchestrators that died, for which it
+would wait in vain."""
+
+
 def run(args: argparse.Namespace) -> int:
     """Serve until a signal comes, or with --print say how; the statuses are those of `ExitStatus`."""
     options = ServerOptions(
@@ -96,6 +101,7 @@ def run(args: argparse.Namespace) -> int:
         grpc_port=args.grpc_port,
         metrics_port=args.metrics_port,
         models=tuple(args.load_model or ["*"]),
+        exit_timeout_s=EXIT_TIMEOUT,
         extra=tuple(args.extra),
     )
     if args.print:
