@@ -22,6 +22,7 @@ from omni_python.proto.payload import Payload
 from omni_python.proto.refs import ShmRef
 from omni_python.relay.base import RelaySettings, TransferFailed
 from omni_python.relay.shm import COPY_LIMIT, PATIENCE, ShmRelay
+from omni_python.relay.slots import Slots
 
 
 class Block(Payload):
@@ -217,6 +218,16 @@ def test_a_dead_readers_slots_come_back_and_no_others(pair: Pair) -> None:
     assert not pair.sender.credit(alone.generation, READER)
     assert pair.sender.credit(shared.generation, 8)
     assert pair.in_use == 0
+
+
+def test_what_was_being_written_for_a_reader_that_died_is_free_again() -> None:
+    slots = Slots(1 << 20)
+    alone, shared = slots.take(10), slots.take(10)
+    slots.forget(READER)
+    slots.commit(alone, [READER])
+    slots.commit(shared, [READER, READER + 1])
+    assert len(slots) == 1 and shared.readers == [READER + 1]
+    assert slots.credit(shared.generation, READER + 1) and len(slots) == 0
 
 
 def test_random_use_never_overlaps_and_ends_empty(pair: Pair) -> None:

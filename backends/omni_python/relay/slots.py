@@ -66,6 +66,7 @@ class Slots:
         self._queue: deque[object] = deque()
         self._waiting: Counter[str] = Counter()
         self._cancelled: set[str] = set()
+        self._gone: set[int] = set()  # epochs of dead readers: what is being written for one may be lent to it later
         self._closed = False
 
     def __len__(self) -> int:
@@ -111,7 +112,7 @@ class Slots:
         """Lend a slot to the processes with these epochs; each owes one credit for each time that it is named."""
         with self._changed:
             slot.committed = True
-            slot.readers = list(readers)
+            slot.readers = [epoch for epoch in readers if epoch not in self._gone]
             if not slot.readers:
                 self._end(slot)
 
@@ -133,8 +134,9 @@ class Slots:
                 self._end(slot)
 
     def forget(self, reader: int) -> None:
-        """A reader's process is dead: it owes nothing any more."""
+        """A reader's process is dead: it owes nothing any more, and never will."""
         with self._changed:
+            self._gone.add(reader)
             for slot in [slot for slot in self._out.values() if reader in slot.readers]:
                 slot.readers = [epoch for epoch in slot.readers if epoch != reader]
                 if not slot.readers:
