@@ -35,6 +35,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
 
 def stub(server: TritonServer, process: str) -> psutil.Process:
     """The stub process of a stage process's model."""
+    assert not server.has_exited(), server.log.read_text(errors="replace")[-3000:]
     part = f"/{PIPELINE}_{process}/1/"
     children = psutil.Process(server.process.pid).children(recursive=True)
     alive = [child for child in children if child.status() != psutil.STATUS_ZOMBIE]
