@@ -64,7 +64,7 @@ signal with requests cut off when the drain time was over, 128 + N stopped at on
         "--openai-port",
         type=int,
         metavar="PORT",
-        help="serve OpenAI's HTTP API there, too (/v1/chat/completions, /v1/audio/speech, /v1/models)",
+        help="serve OpenAI's API there, too (/v1/chat/completions, /v1/audio/speech, /v1/realtime), and a playground",
     )
     parser.add_argument("--print", action="store_true", help="print the shell command that it runs, and stop")
     parser.add_argument("extra", nargs="*", metavar="-- ARG", help="more arguments for tritonserver, after --")
@@ -121,7 +121,7 @@ def run(args: argparse.Namespace) -> int:
         print(error, file=sys.stderr)
         return ExitStatus.NOT_STARTED
     with _openai_server(options, args.openai_port) as server:
-        print(f"OpenAI's API at {server.url}/v1", flush=True)
+        print(f"OpenAI's API at {server.url}/v1, a playground at {server.url}/", flush=True)
         return Supervisor(options, bases, policy).run()
 
 
