@@ -145,7 +145,7 @@ class Supervisor:
                     heard = time.monotonic()
                 elif time.monotonic() - heard > self._policy.silence_s:
                     _say(f"tritonserver has been silent for {self._policy.silence_s:g} s and is killed")
-                    server.process.kill()
+                    server.kill()  # with its stubs; Popen.kill might reap it, and then nothing would name its group
                 self._wait([server_fd, *orchestrators.pidfds()], PERIOD if ready else DRAIN_PERIOD)
                 if ready:  # before, Triton cannot load anything
                     for pipeline, pid in orchestrators.take_dead().items():
