@@ -32,17 +32,7 @@ class AsyncOmniClient:
     def __init__(
         self, url: str = "localhost:8001", pipeline: str = "qwen3_omni", *, shared_memory: SharedMemory | None = None
     ) -> None:
-        """`url` is host:port of the server's gRPC service, or http://host:port of its HTTP service.
-
-        HTTP is for where gRPC does not get through: files grow by a third, speech is rounded to 16 bits, and an
-        orchestrator that died is noticed by a request's `timeout_ms` alone.
-
-        With `shared_memory`, inputs of 1 MiB and more lie in memory that the server maps, instead of going through the
-        connection: "system" is the host's (/dev/shm), "cuda" that of its first GPU. Only for gRPC, and for a server on
-        this host, of this user or root; elsewhere requests raise `NotSupported`.
-
-        Raises ValueError for another kind of memory, or with HTTP.
-        """
+        """As `OmniClient`."""
         self.pipeline = pipeline
         memory = checked_kind(shared_memory, is_http(url))
         self._transport: AsyncTransport | AsyncHttpTransport = (
