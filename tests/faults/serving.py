@@ -27,6 +27,7 @@ class Serving:
     arguments: Sequence[str] = ()
     ports: list[int] = field(default_factory=lambda: free_ports("127.0.0.1", [0, 0, 0]))
     start_timeout: float = 100.0
+    _groups: set[int] = field(default_factory=set)
 
     def __enter__(self) -> Serving:
         self.start()
@@ -83,7 +84,15 @@ class Serving:
         return [child for child in children if child.is_running() and child.status() != psutil.STATUS_ZOMBIE]
 
     def server(self) -> psutil.Process:
-        return next(child for child in self.family() if "tritonserver" in child.name())
+        server = next(child for child in self.family() if "tritonserver" in child.name())
+        self._groups.add(server.pid)  # it leads a process group, which its stubs share
+        return server
+
+    def orphans(self) -> list[int]:
+        """The living processes of those that `server` has ever returned, and of their stubs, that nobody looks after:
+        a stub whose server is gone is no child of `omni serve`."""
+        looked_after = {child.pid for child in self.family()}
+        return [pid for pid in psutil.pids() if _group_of(pid) in self._groups and pid not in looked_after]
 
     def stub(self, model: str, timeout: float = 60.0) -> psutil.Process:
         """A model's process, as soon as there is one."""
@@ -96,7 +105,8 @@ class Serving:
             time.sleep(0.1)
 
     def held(self) -> dict[str, Counter[str]]:
-        """Of this server: file descriptors and threads by process; regions, sockets and their directories."""
+        """Of this server: file descriptors and threads by process; regions, sockets and their directories; and
+        processes that outlived a server of its."""
         fds: Counter[str] = Counter()
         threads: Counter[str] = Counter()
         for process in self.family():
@@ -108,7 +118,8 @@ class Serving:
             sockets=sum(len(list(directory.iterdir())) for directory in self.directories()),
             processes=len(self.family()),
         )
-        return {"fds": fds, "threads": threads, "places": places}
+        orphans = Counter(map(str, self.orphans()))
+        return {"fds": fds, "threads": threads, "places": places, "orphans": orphans}
 
     def directories(self) -> list[Path]:
         """Socket directories of this server and of those that it had before."""
@@ -124,6 +135,15 @@ def name_of(process: psutil.Process) -> str:
         if argument.endswith("/1/model.py"):
             return argument.split("/")[-3]
     return process.name()
+
+
+def _group_of(pid: int) -> int:
+    """0 for a process that is gone, or a zombie."""
+    try:
+        running = psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+        return os.getpgid(pid) if running else 0
+    except (psutil.NoSuchProcess, ProcessLookupError):
+        return 0
 
 
 def _runs(pid: str) -> bool:

@@ -46,11 +46,11 @@ MANY = 10_000
 ORCHESTRATOR = "qwen3_omni"
 SPEECH = "qwen3_omni_speech"
 VICTIMS = ("qwen3_omni_front", "qwen3_omni_thinker", SPEECH, ORCHESTRATOR, "server")
-SPARE = {"fds": 40, "threads": 8, "places": 0}
+SPARE = {"fds": 40, "threads": 8, "places": 0, "orphans": 0}
 """A process may have this many more than a fresh one. A stub that is started later inherits the descriptors of the
 connections that its server has then."""
 
-LEFT_BY_TRITON = {"fds": 8, "threads": 40, "places": 1}
+LEFT_BY_TRITON = {"fds": 8, "threads": 40, "places": 1, "orphans": 0}
 """What 24.10 keeps of each orchestrator that died with requests, until it ends: 32 pool threads and a region."""
 
 
@@ -116,7 +116,8 @@ def one_round(serving: Serving, victim: str, hit_by: signal.Signals, rng: random
     done = Round(victim, hit_by.name)
     load = Mixed(serving.grpc_url, DEADLINE, rng)
     time.sleep(rng.random() * 3)
-    process = serving.server() if victim == "server" else serving.stub(victim)
+    server = serving.server()
+    process = server if victim == "server" else serving.stub(victim)
     process.send_signal(hit_by)
     probe = Probe(serving.grpc_url)
     done.back_s = probe.seconds(BACK_S + (NOTICED if hit_by == signal.SIGSTOP else 0))
