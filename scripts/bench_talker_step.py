@@ -22,7 +22,7 @@ from omni_python.layers.decoder import Decoder
 from omni_python.layers.fused_decoder import MAX_ROWS, FusedDecoder
 from omni_python.layers.kv_cache import PAGE_TOKENS, AttentionPlan, KVRow
 from omni_python.model_runner.sampler import TokenSampler
-from omni_python.models.qwen3_omni.dummy import draw_weights
+from omni_python.models.loading.dummy import draw_weights
 from omni_python.models.qwen3_omni.talker import Talker
 from omni_python.models.qwen3_omni.talker_prompt import TalkerTokens
 from omni_python.models.qwen3_omni.talker_runner import TalkerModelRunner, TalkerRequest

@@ -30,8 +30,8 @@ from omni_python.layers.fused_decoder import FusedDecoder
 from omni_python.layers.kernels import attention, grouped_moe, linear, moe, prompt_attention
 from omni_python.layers.kv_cache import AttentionPlan, KVRow
 from omni_python.layers.packed_prompts import PROMPT_SIZES
+from omni_python.models.loading.dummy import draw_weights
 from omni_python.models.qwen3_omni.code2wav import load_code2wav
-from omni_python.models.qwen3_omni.dummy import draw_weights
 from omni_python.models.qwen3_omni.payloads import AnswerToken, GenerationOptions, Prompt, TalkerPrompt, ThinkerInput
 from omni_python.models.qwen3_omni.talker_prompt import TalkerTokens
 from omni_python.models.qwen3_omni.talker_runner import TalkerModelRunner

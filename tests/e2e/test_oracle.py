@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from omni_python.client import Answer, AudioChunk, OmniClient, TextDelta
-from omni_python.models.qwen3_omni.checkpoint import checkpoint_hash
+from omni_python.models.loading.checkpoint import checkpoint_hash
 from omni_python.serve.triton_server import TritonServer
 from tests.e2e import metrics
 from tests.oracle.cases import CASES, Case, load_case

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from omni_python.models.loading.tokenizer import load_tokenizer
 from omni_python.models.qwen3_omni.decode import DecodeScheduler
-from omni_python.models.qwen3_omni.detokenizer import Detokenizer, StopStrings, TokenBytes, load_tokenizer
+from omni_python.models.qwen3_omni.detokenizer import Detokenizer, StopStrings, TokenBytes
 from omni_python.models.qwen3_omni.merge import merge_for_thinker
 from omni_python.models.qwen3_omni.payloads import (
     AnswerToken,

@@ -16,9 +16,10 @@ if torch.cuda.is_available():
 os.environ["TRITON_INTERPRET"] = "1"  # read when a kernel is defined
 pytest.importorskip("triton", reason="triton is not installed: pip install --no-deps triton==3.6.0 for its interpreter")
 
+from omni_python.models.loading.tokenizer import load_tokenizer
 from omni_python.models.qwen3_omni import tiny
 from omni_python.models.qwen3_omni.architecture import model_config
-from omni_python.models.qwen3_omni.detokenizer import TokenBytes, load_tokenizer
+from omni_python.models.qwen3_omni.detokenizer import TokenBytes
 from omni_python.models.qwen3_omni.payloads import (
     AnswerToken,
     AudioEmbeds,

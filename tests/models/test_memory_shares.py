@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from omni_python.config.memory import MEMORY_FRACTION, memory_shares
+from omni_python.models.loading.kv_size import KVNeeds, parameter_bytes
 from omni_python.models.qwen3_omni import encoders, front, stages
 from omni_python.models.qwen3_omni.config import Qwen3OmniSpeechPipelineConfig
-from omni_python.models.qwen3_omni.kv_size import KVNeeds, parameter_bytes
 from omni_python.models.qwen3_omni.talker import Talker
 from omni_python.models.qwen3_omni.thinker import Thinker
 from omni_python.models.qwen3_omni.weights import decoder_config

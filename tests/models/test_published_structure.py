@@ -15,9 +15,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from omni_python.models.loading.tokenizer import load_tokenizer
 from omni_python.models.qwen3_omni import tiny
 from omni_python.models.qwen3_omni.config import Qwen3OmniSpeechPipelineConfig
-from omni_python.models.qwen3_omni.detokenizer import load_tokenizer
 from omni_python.models.qwen3_omni.payloads import AudioEmbeds, ThinkerInput, VisionEmbeds
 from omni_python.models.qwen3_omni.preprocess import Preprocessor
 from omni_python.proto.payload import AudioOutput, TextOutput

@@ -21,9 +21,9 @@ import torch
 from torch import nn
 from transformers import Qwen3OmniMoeConfig, Qwen3OmniMoeForConditionalGeneration
 
+from omni_python.models.loading.checkpoint import CheckpointError
 from omni_python.models.qwen3_omni import tiny
 from omni_python.models.qwen3_omni.architecture import model_config
-from omni_python.models.qwen3_omni.checkpoint import CheckpointError
 from omni_python.models.qwen3_omni.code2wav import load_code2wav
 from omni_python.models.qwen3_omni.encoders import AudioEncoder, VisionEncoder
 from omni_python.models.qwen3_omni.preprocess import Preprocessor

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from omni_python.models.qwen3_omni.detokenizer import load_tokenizer
+from omni_python.models.loading.tokenizer import load_tokenizer
 from omni_python.models.qwen3_omni.payloads import GenerationOptions, Prompt, ThinkerInput
 from omni_python.proto.errors import InvalidArgument
 from omni_python.proto.sampling import SamplingParams

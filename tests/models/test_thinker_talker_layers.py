@@ -12,9 +12,9 @@ import torch
 
 from omni_python.layers.decoder import Deepstack
 from omni_python.layers.kv_cache import PAGE_TOKENS, AttentionPlan, KVRow, PagedKVCache
+from omni_python.models.loading.checkpoint import CheckpointError, read_tensors
 from omni_python.models.qwen3_omni import tiny
 from omni_python.models.qwen3_omni.architecture import model_config
-from omni_python.models.qwen3_omni.checkpoint import CheckpointError, read_tensors
 from omni_python.models.qwen3_omni.talker import Talker, load_talker
 from omni_python.models.qwen3_omni.thinker import Thinker, load_thinker
 from omni_python.models.qwen3_omni.weights import fill

@@ -11,8 +11,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from omni_python.commands import checkpoint as command
+from omni_python.models.loading.checkpoint import CheckpointError, checkpoint_hash, load_config, read_tensors
 from omni_python.models.qwen3_omni import tiny
-from omni_python.models.qwen3_omni.checkpoint import CheckpointError, checkpoint_hash, load_config, read_tensors
 
 
 @pytest.fixture(scope="module")

@@ -18,8 +18,9 @@ import pytest
 import tiktoken
 from transformers import Qwen3OmniMoeConfig
 
+from omni_python.models.loading.tokenizer import load_tokenizer
 from omni_python.models.qwen3_omni import tiny
-from omni_python.models.qwen3_omni.detokenizer import TokenBytes, load_tokenizer
+from omni_python.models.qwen3_omni.detokenizer import TokenBytes
 from omni_python.models.qwen3_omni.payloads import AnswerToken, DecodeStart, ThinkerResult
 from omni_python.models.qwen3_omni.preprocess import Preprocessor
 from omni_python.models.qwen3_omni.prompt import MEDIA_TOKENS, PromptBuilder, VideoSpan

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from omni_python.models.qwen3_omni.checkpoint import load_config
+from omni_python.models.loading.checkpoint import load_config
 
 _THETA = 10_000.0
 

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 from jinja2 import TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from omni_python.models.qwen3_omni.checkpoint import CheckpointError, load_json
+from omni_python.models.loading.checkpoint import CheckpointError, load_json
 from omni_python.proto.errors import InvalidArgument
 
 

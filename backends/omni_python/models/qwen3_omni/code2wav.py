@@ -11,10 +11,11 @@ import torch
 import torch.nn.functional as F
 
 from omni_python.layers.cuda_graph import GraphedOnCuda
-from omni_python.models.qwen3_omni.checkpoint import read_tensors
-from omni_python.models.qwen3_omni.dummy import LoadFormat, built_dummy, is_dummy
+from omni_python.models.loading.checkpoint import read_tensors
+from omni_python.models.loading.dummy import LoadFormat, built_dummy, is_dummy
+from omni_python.models.loading.modules import on_meta
 from omni_python.models.qwen3_omni.vocoder import Vocoder
-from omni_python.models.qwen3_omni.weights import fill, on_meta
+from omni_python.models.qwen3_omni.weights import fill
 
 SAMPLE_RATE = 24000
 """Of the published model (its processor's `sampling_rate` of speech); config.json does not say it."""

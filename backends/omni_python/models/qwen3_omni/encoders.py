@@ -14,10 +14,11 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 
+from omni_python.models.loading.checkpoint import read_tensors
+from omni_python.models.loading.dummy import LoadFormat, built_dummy, is_dummy
+from omni_python.models.loading.modules import on_meta
 from omni_python.models.qwen3_omni.architecture import model_config
 from omni_python.models.qwen3_omni.audio_tower import AudioTower
-from omni_python.models.qwen3_omni.checkpoint import read_tensors
-from omni_python.models.qwen3_omni.dummy import LoadFormat, built_dummy, is_dummy
 from omni_python.models.qwen3_omni.encoder_pieces import (
     AudioPiece,
     AudioWindows,
@@ -29,7 +30,7 @@ from omni_python.models.qwen3_omni.encoder_pieces import (
 from omni_python.models.qwen3_omni.features import audio_tokens
 from omni_python.models.qwen3_omni.payloads import AudioEmbeds, AudioInput, VisionEmbeds, VisionInput
 from omni_python.models.qwen3_omni.vision_tower import VisionTower
-from omni_python.models.qwen3_omni.weights import fill, on_meta
+from omni_python.models.qwen3_omni.weights import fill
 from omni_python.proto.errors import Unsupported
 
 DEFAULT_PATCHES = 8192

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from omni_python.models.qwen3_omni.checkpoint import load_json
+from omni_python.models.loading.checkpoint import load_json
 from omni_python.models.qwen3_omni.payloads import AudioInput
 from omni_python.proto.errors import InvalidArgument
 

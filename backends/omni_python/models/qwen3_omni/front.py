@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from omni_python.models.qwen3_omni.dummy import LoadFormat
+from omni_python.models.loading.dummy import LoadFormat
+from omni_python.models.loading.placement import Dtype, placement
 from omni_python.models.qwen3_omni.encoders import DEFAULT_FRAMES, DEFAULT_PATCHES, AudioEncoder, VisionEncoder
 from omni_python.models.qwen3_omni.limits import RequestLimits
 from omni_python.models.qwen3_omni.payloads import ThinkerInput
-from omni_python.models.qwen3_omni.placement import Dtype, placement
 from omni_python.models.qwen3_omni.preprocess import Preprocessor
 from omni_python.preprocessing.media.loader import MediaLoader
 from omni_python.preprocessing.media.policy import MediaPolicy

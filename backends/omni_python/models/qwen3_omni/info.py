@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from omni_python.models.qwen3_omni.checkpoint import load_config
+from omni_python.models.loading.checkpoint import load_config
 from omni_python.models.qwen3_omni.code2wav import SAMPLE_RATE
 from omni_python.proto.info import PipelineInfo
 

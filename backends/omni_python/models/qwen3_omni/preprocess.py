@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 import torch
 
-from omni_python.models.qwen3_omni.checkpoint import CheckpointError, load_config, load_json
+from omni_python.models.loading.checkpoint import CheckpointError, load_config, load_json
 from omni_python.models.qwen3_omni.features import AudioFeatures, Patcher, audio_tokens
 from omni_python.models.qwen3_omni.info import context, default_voice, voices
 from omni_python.models.qwen3_omni.limits import RequestLimits

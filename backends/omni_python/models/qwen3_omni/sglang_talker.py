@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from omni_python.models.qwen3_omni.checkpoint import read_tensors
-from omni_python.models.qwen3_omni.dummy import LoadFormat, draw_weights, is_dummy
+from omni_python.models.loading.checkpoint import read_tensors
+from omni_python.models.loading.dummy import LoadFormat, draw_weights, is_dummy
 from omni_python.models.qwen3_omni.sglang_talker_runner import SGLangTalkerRunner
 from omni_python.models.qwen3_omni.sglang_thinker import text_config
 from omni_python.models.qwen3_omni.talker import Talker

@@ -18,21 +18,23 @@ from torch import nn
 
 from omni_python.layers.decoder import Decoder, DecoderConfig
 from omni_python.layers.fused_decoder import unsupported
+from omni_python.models.loading.checkpoint import load_json
+from omni_python.models.loading.dummy import LoadFormat, is_dummy
+from omni_python.models.loading.kv_size import KVNeeds, parameter_bytes
+from omni_python.models.loading.modules import on_meta
+from omni_python.models.loading.placement import Dtype, placement
+from omni_python.models.loading.tokenizer import load_tokenizer
 from omni_python.models.qwen3_omni.architecture import model_config
-from omni_python.models.qwen3_omni.checkpoint import load_json
 from omni_python.models.qwen3_omni.code2wav import load_code2wav
 from omni_python.models.qwen3_omni.decode import DecodeScheduler
-from omni_python.models.qwen3_omni.detokenizer import TokenBytes, load_tokenizer
-from omni_python.models.qwen3_omni.dummy import LoadFormat, is_dummy
-from omni_python.models.qwen3_omni.kv_size import KVNeeds, parameter_bytes
+from omni_python.models.qwen3_omni.detokenizer import TokenBytes
 from omni_python.models.qwen3_omni.limits import SpeechGuard
-from omni_python.models.qwen3_omni.placement import Dtype, placement
 from omni_python.models.qwen3_omni.talker import Talker, load_talker
 from omni_python.models.qwen3_omni.talker_prompt import TalkerTokens
 from omni_python.models.qwen3_omni.talker_runner import TalkerModelRunner
 from omni_python.models.qwen3_omni.thinker import Thinker, load_thinker
 from omni_python.models.qwen3_omni.thinker_runner import MediaTokens, ThinkerModelRunner
-from omni_python.models.qwen3_omni.weights import decoder_config, on_meta
+from omni_python.models.qwen3_omni.weights import decoder_config
 from omni_python.proto.errors import InvalidArgument
 from omni_python.scheduling.base import Scheduler
 from omni_python.scheduling.code2wav import Code2WavScheduler

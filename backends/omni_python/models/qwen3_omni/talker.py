@@ -15,9 +15,10 @@ from omni_python.layers.decoder import Decoder, DecoderConfig
 from omni_python.layers.fused_decoder import MAX_ROWS
 from omni_python.layers.kv_cache import PAGE_TOKENS, AttentionPlan, KVRow, PagedKVCache
 from omni_python.model_runner.sampler import draw
-from omni_python.models.qwen3_omni.checkpoint import read_tensors
-from omni_python.models.qwen3_omni.dummy import LoadFormat, draw_weights, is_dummy
-from omni_python.models.qwen3_omni.weights import decoder_config, fill, on_meta
+from omni_python.models.loading.checkpoint import read_tensors
+from omni_python.models.loading.dummy import LoadFormat, draw_weights, is_dummy
+from omni_python.models.loading.modules import on_meta
+from omni_python.models.qwen3_omni.weights import decoder_config, fill
 
 RESIDUAL_TOP_K = 50
 RESIDUAL_TOP_P = 0.8

@@ -9,9 +9,10 @@ import torch
 from torch import nn
 
 from omni_python.layers.decoder import Decoder, DecoderConfig
-from omni_python.models.qwen3_omni.checkpoint import read_tensors
-from omni_python.models.qwen3_omni.dummy import LoadFormat, draw_weights, is_dummy
-from omni_python.models.qwen3_omni.weights import decoder_config, fill, on_meta
+from omni_python.models.loading.checkpoint import read_tensors
+from omni_python.models.loading.dummy import LoadFormat, draw_weights, is_dummy
+from omni_python.models.loading.modules import on_meta
+from omni_python.models.qwen3_omni.weights import decoder_config, fill
 
 
 class TextDecoder(Decoder):

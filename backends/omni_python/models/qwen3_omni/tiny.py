@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from omni_python.models.qwen3_omni.checkpoint import checkpoint_hash
+from omni_python.models.loading.checkpoint import checkpoint_hash
 
 ASSETS = Path(__file__).parent / "assets"
 HEAD_SCALE = 4.0

@@ -8,7 +8,7 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 
-from omni_python.models.qwen3_omni.checkpoint import CheckpointError
+from omni_python.models.loading.checkpoint import CheckpointError
 
 _ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "gelu": F.gelu,

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
 from torch import nn
-from torch.overrides import TorchFunctionMode
 
 from omni_python.layers.decoder import DecoderConfig
-from omni_python.models.qwen3_omni.checkpoint import CheckpointError
+from omni_python.models.loading.checkpoint import CheckpointError
+from omni_python.models.loading.modules import assign
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -53,24 +51,6 @@ def decoder_config(text: Any) -> DecoderConfig:
     )
 
 
-@contextmanager
-def on_meta() -> Iterator[None]:
-    """Modules made here have weights without data, and no values are drawn for them: on the meta device torch brings in
-    its compiler for that, which takes a second to import."""
-    with torch.device("meta"), _Undrawn():
-        yield
-
-
-class _Undrawn(TorchFunctionMode):
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        given = kwargs or {}
-        if getattr(func, "__module__", None) == nn.init.__name__:
-            return given["tensor"] if "tensor" in given else args[0]
-        return func(*args, **given)
-
-
 def fuse_experts(tensors: dict[str, torch.Tensor]) -> None:
     """Replace each layer's experts in `tensors` by two tensors (`gate_up_proj`, `down_proj`), as `Experts` has them.
 
@@ -97,11 +77,7 @@ def fill(module: M, tensors: dict[str, torch.Tensor], what: str) -> M:
     `tensors` is used up.
     """
     fuse_experts(tensors)
-    try:
-        module.load_state_dict(tensors, strict=True, assign=True)
-    except RuntimeError as error:
-        raise CheckpointError(f"the weights of the {what} do not fit its config: {error}") from error
-    return module.eval().requires_grad_(False)
+    return assign(module, tensors, what)
 
 
 def _in_order(stem: str, part: str, experts: dict[int, str]) -> list[str]:
