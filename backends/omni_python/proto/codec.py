@@ -34,6 +34,8 @@ MAX_BODY = 32 << 20
 _MAX_SIZE = 1 << 48
 """Of one dimension; beyond it, shapes without elements overflow torch's arithmetic."""
 
+_ANY = "payload"
+"""Stands for any type: no type has such a name, without a module."""
 _NO_BYTES = np.empty(0, np.uint8)
 _TENSOR = 1
 _DTYPES: tuple[tuple[str, int], ...] = (  # the index is the wire value: append only
@@ -55,6 +57,7 @@ _DTYPES: tuple[tuple[str, int], ...] = (  # the index is the wire value: append 
     ("float8_e4m3fn", 1),
     ("float8_e5m2", 1),
 )
+_NO_NUMPY = frozenset(("bfloat16", "float8_e4m3fn", "float8_e5m2"))
 _DTYPE_IDS = {name: index for index, (name, _) in enumerate(_DTYPES)}
 
 warnings.filterwarnings("ignore", message="The given NumPy array is not writable")  # views of a relay are read-only
@@ -207,6 +210,14 @@ class PayloadDecoder:
         finally:
             self._forget()
 
+    def decode_plain(self, body: bytes, buffer: np.ndarray) -> list[Any]:
+        """The values of a payload whose type need not be known, by position: structs as lists or dicts, tensors as
+        arrays, of which those that numpy has no type for are float32. Raises `CodecError` for anything malformed."""
+        if _ANY not in self._decoders:
+            as_array = msgspec.msgpack.Decoder(list[Any], ext_hook=lambda *ext: _plain(self._view(*ext)))
+            self._decoders[_ANY] = as_array
+        return cast(list[Any], self.decode(_ANY, body, buffer))
+
     def _forget(self) -> None:
         """Let go of the buffers, which may be slots of a relay."""
         self._buffer, self._device = _NO_BYTES, None
@@ -249,6 +260,17 @@ class _TensorView(msgspec.Struct, gc=False):
     data: Any
     """uint8 [n]: an array, or where `on_device` a CUDA tensor, or None for no bytes."""
     on_device: bool = False
+
+
+def _plain(tensor: _TensorView) -> np.ndarray:
+    if not math.prod(tensor.shape):
+        return np.empty(tensor.shape, np.float32)
+    if tensor.dtype in _NO_NUMPY:
+        import torch
+
+        return torch.from_numpy(tensor.data).view(getattr(torch, tensor.dtype)).float().numpy().reshape(tensor.shape)
+    array: np.ndarray = tensor.data.view(tensor.dtype).reshape(tensor.shape)
+    return array
 
 
 def _as_annotated(annotation: type, value: object) -> object:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import secrets
+from typing import Annotated
 
 import msgspec
 
@@ -66,6 +67,15 @@ class WireError(msgspec.Struct, array_like=True, frozen=True, gc=False):
         return OmniError.from_code(self.code, self.message)
 
 
+class RecordOrder(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """Goes along with a request some of whose `stages` are to be recorded, each in a file whose name begins with
+    `name`. `sampling` are the client's parameters, as JSON."""
+
+    name: Annotated[str, msgspec.Meta(pattern=r"\A[A-Za-z0-9-]{1,64}\Z")]
+    stages: Annotated[tuple[str, ...], msgspec.Meta(max_length=64)]
+    sampling: str = "{}"
+
+
 class _Message(msgspec.Struct, array_like=True, frozen=True, tag=True, gc=False):
     epoch: int
 
@@ -79,6 +89,7 @@ class SubmitMessage(_Message, frozen=True):
     payload: Envelope
     remaining: float = math.inf
     route: Route = ()
+    record: RecordOrder | None = None
 
 
 class SubmitReply(msgspec.Struct, array_like=True, frozen=True):
@@ -102,6 +113,7 @@ class DataReadyMessage(_Message, frozen=True):
     remaining: float = math.inf
     route: Route = ()
     timings: tuple[StageTiming, ...] = ()
+    record: RecordOrder | None = None
 
 
 class StreamMessage(_Message, frozen=True):
@@ -168,6 +180,34 @@ class BrokenMessage(_Message, frozen=True):
     reason: str
 
 
+class ProfileMessage(_Message, frozen=True):
+    """`omni profile` to the coordinator, which passes it on to the processes of `stages`: profile yourselves for
+    `seconds`, and write a Chrome trace into `directory`. Answers go to the socket `reply_to`."""
+
+    id: str
+    stages: tuple[str, ...]
+    seconds: float
+    directory: str
+    reply_to: str
+
+
+class StopProfileMessage(_Message, frozen=True):
+    """`omni profile` to the coordinator, which passes it on to all processes: the profile `id` ends now."""
+
+    id: str
+
+
+class ProfileReply(_Message, frozen=True):
+    """To whoever asked for a profile. First from the coordinator (`source` ""): the `processes` that it has told. Then
+    from each of them: it has begun, at last the `path` that it has written; or in place of either its error."""
+
+    id: str
+    source: str
+    processes: tuple[str, ...] = ()
+    path: str = ""
+    error: WireError | None = None
+
+
 class GoodbyeMessage(_Message, frozen=True):
     """Coordinator to a stage process that leaves: nobody needs you any more."""
 
@@ -205,6 +245,9 @@ ControlMessage = (
     | LeaveMessage
     | BrokenMessage
     | DrainMessage
+    | ProfileMessage
+    | StopProfileMessage
+    | ProfileReply
     | GoodbyeMessage
     | PeersMessage
 )
