@@ -6,10 +6,13 @@ import abc
 import logging
 import os
 import signal
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Collection, Mapping
+from typing import ClassVar
 
 from omni_python.proto.work import IncomingMessage, OutgoingMessage
 from omni_python.scheduling.fair_queue import FairQueue
+from omni_python.scheduling.work_trace import WorkTrace
 
 log = logging.getLogger(__name__)
 
@@ -28,11 +31,19 @@ class Scheduler(abc.ABC):
     `inbox` is written by the stage's receiving thread and read by the scheduler's own thread; `outbox` the
     other way round. After `abort(request_id)` nothing of that request is computed from the next step on and its
     state is freed; messages of it that are already in `outbox` are dropped by the stage.
+
+    Of requests that are in `traces` a scheduler tells when it computed them, before it puts out what came of it.
     """
+
+    sends_itself: ClassVar[bool] = False
+    """Whether the thread that puts into `outbox` may be held up until that is sent: its stage then needs no thread for
+    it, and none has to be woken."""
 
     def __init__(self) -> None:
         self.inbox: FairQueue[IncomingMessage] = FairQueue()
         self.outbox: FairQueue[OutgoingMessage] = FairQueue()
+        self.traces: dict[str, WorkTrace] = {}
+        """By request id, those that the stage has open and that are traced; kept by the stage's process."""
         self.on_broken: Callable[[str], None] = end_process
         """Called on any thread, at most once, with the reason why this scheduler can never go on; must end the process.
         """
@@ -48,6 +59,14 @@ class Scheduler(abc.ABC):
     @abc.abstractmethod
     def abort(self, request_id: str) -> None:
         """Drop a request, known or not: its messages in `inbox` and all state. Any thread; returns at once."""
+
+    def note_step(self, request_ids: Collection[str], start: float) -> None:
+        """A step that computed these requests, and began at `start` of `time.monotonic()`, is over. To be called only
+        where there are `traces`."""
+        end = time.monotonic()
+        for request_id in request_ids:
+            if (trace := self.traces.get(request_id)) is not None:
+                trace.computed(start, end, len(request_ids))
 
     def stats(self) -> Mapping[str, int]:
         """What is held now, by name; every value is 0 when no request is left (a test counts on it)."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
@@ -173,6 +174,7 @@ class Code2WavScheduler(LoopScheduler):
         return _Window(speech, frames[begin : begin + context + new].T, context, new)
 
     def _decode(self, windows: list[_Window]) -> None:
+        start = time.monotonic() if self.traces else 0.0
         try:
             codes = torch.stack([window.codes for window in windows])
             audio = self._vocoder.decode(codes, windows[0].context).numpy()
@@ -181,6 +183,8 @@ class Code2WavScheduler(LoopScheduler):
             for window in windows:
                 self.fail(window.speech.request_id, error)
             return
+        if start:
+            self.note_step([window.speech.request_id for window in windows], start)
         for window, samples in zip(windows, audio, strict=True):
             window.speech.decoded += window.new
             self._give(window.speech, samples)

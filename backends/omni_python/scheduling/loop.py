@@ -78,10 +78,21 @@ class LoopScheduler(Scheduler):
                 if isinstance(message, _Abort):
                     self.drop(message.request_id)
                 elif message is not None:
-                    self._take_safely(message)
+                    if self.traces:
+                        self._take_traced(message)
+                    else:
+                        self._take_safely(message)
                 message = self.inbox.get_nowait()
         except queue.Empty:
             return not self._stopping
+
+    def _take_traced(self, message: IncomingMessage) -> None:
+        trace = self.traces.get(message.request_id)
+        if trace is not None:
+            trace.begin()
+        self._take_safely(message)
+        if trace is not None:
+            trace.end()
 
     def _take_safely(self, message: IncomingMessage) -> None:
         try:

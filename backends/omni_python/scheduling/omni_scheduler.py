@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -108,6 +109,7 @@ class OmniScheduler(AutoregressiveScheduler[R]):
 
     def work(self) -> bool:
         self._enqueue()
+        start = time.monotonic() if self.traces else 0.0
         try:
             worked = self.engine.step(self._is_ready if self._feedback else None)
         except Exception as error:
@@ -118,6 +120,8 @@ class OmniScheduler(AutoregressiveScheduler[R]):
         for name in self.engine.take_lost():
             self.fail(name, Unavailable("this stage's KV cache has no room left for the request"))
         stepped, self._stepped = self._stepped, []
+        if start:
+            self.note_step([row.request_id for row in stepped], start)
         for row in stepped:
             if row.error is not None:
                 self.fail(row.request_id, row.error)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -30,6 +31,7 @@ class PreparedScheduler(Scheduler):
     ) -> None:
         super().__init__()
         self.outbox = inner.outbox
+        self.traces = inner.traces
         self._inner = inner
         self._prepare = prepare
         self._waits = waits
@@ -73,8 +75,11 @@ class PreparedScheduler(Scheduler):
             threading.Thread(target=self._prepare_one, args=(message, token), name="omni-prepare", daemon=True).start()
 
     def _prepare_one(self, message: IncomingMessage, token: CancelToken) -> None:
+        start = time.monotonic()
         try:
             data = self._prepare(message.data, token)
+            if self.traces:
+                self.note_step([message.request_id], start)
             with self._handing_over:
                 if not token.is_cancelled():
                     self._inner.inbox.put(IncomingMessage(message.request_id, "new_request", data))

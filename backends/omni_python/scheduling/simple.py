@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import queue
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -28,6 +29,8 @@ class SimpleScheduler(Scheduler):
     An abort drops what has not begun and sets the token of what is being computed; without a token that is finished,
     and its result dropped by the stage.
     """
+
+    sends_itself = True
 
     def __init__(
         self,
@@ -81,10 +84,12 @@ class SimpleScheduler(Scheduler):
             return False
         batch = self._fill([message])
         tokens = [self._tokens.open(message.request_id) for message in batch]
+        start = time.monotonic() if self.traces else 0.0
         for answer in self._answers(batch, tokens):
+            if start and (trace := self.traces.get(answer.request_id)) is not None:
+                trace.computed(start, time.monotonic(), len(batch))
+            self._tokens.close(answer.request_id)
             self.outbox.put(answer)
-        for message in batch:
-            self._tokens.close(message.request_id)
         return True
 
     def _fill(self, batch: list[IncomingMessage]) -> list[IncomingMessage]:

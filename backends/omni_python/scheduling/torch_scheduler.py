@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections import deque
 from collections.abc import Mapping
 
@@ -94,12 +95,15 @@ class TorchScheduler(AutoregressiveScheduler[R]):
         return batch
 
     def _step(self, rows: list[R]) -> None:
+        start = time.monotonic() if self.traces else 0.0
         try:
             self._runner.step(rows)
         except Exception as error:
             logger.exception("a step of %d requests failed", len(rows))
             for row in rows:
                 row.error = error
+        if start:
+            self.note_step([row.request_id for row in rows], start)
         for row in rows:
             if row.error is not None:
                 self._clear(row)
