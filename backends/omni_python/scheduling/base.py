@@ -8,13 +8,28 @@ import os
 import signal
 import time
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from typing import ClassVar
 
+from omni_python.proto.histogram import Histogram
 from omni_python.proto.work import IncomingMessage, OutgoingMessage
 from omni_python.scheduling.fair_queue import FairQueue
 from omni_python.scheduling.work_trace import WorkTrace
 
+BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
+
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class KVUse:
+    """Tokens: that requests hold, and that there is room for; and of all prompts so far those that were looked up in
+    the cache of prefixes, and found."""
+
+    used: int
+    capacity: int
+    queries: int = 0
+    hits: int = 0
 
 
 def end_process(reason: str) -> None:
@@ -47,6 +62,10 @@ class Scheduler(abc.ABC):
         self.on_broken: Callable[[str], None] = end_process
         """Called on any thread, at most once, with the reason why this scheduler can never go on; must end the process.
         """
+        self.on_began: Callable[[str], None] = lambda request_id: None
+        """Called on any thread when the scheduler begins with a request; the first time counts."""
+        self.batch_sizes = Histogram(BATCH_SIZES)
+        """Of what was computed at once."""
 
     @abc.abstractmethod
     def start(self) -> None:
@@ -71,3 +90,7 @@ class Scheduler(abc.ABC):
     def stats(self) -> Mapping[str, int]:
         """What is held now, by name; every value is 0 when no request is left (a test counts on it)."""
         return {}
+
+    def kv_use(self) -> KVUse | None:
+        """Of a scheduler with a KV cache. Any thread."""
+        return None

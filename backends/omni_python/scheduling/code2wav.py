@@ -174,6 +174,10 @@ class Code2WavScheduler(LoopScheduler):
         return _Window(speech, frames[begin : begin + context + new].T, context, new)
 
     def _decode(self, windows: list[_Window]) -> None:
+        self.batch_sizes.observe(len(windows))
+        for window in windows:
+            if not window.speech.decoded:
+                self.on_began(window.speech.request_id)
         start = time.monotonic() if self.traces else 0.0
         try:
             codes = torch.stack([window.codes for window in windows])

@@ -14,6 +14,7 @@ import torch
 from omni_python.model_runner.base import ARModelRunner, ARRequest, PromptInput, R
 from omni_python.proto.errors import InvalidArgument, Unavailable
 from omni_python.scheduling.autoregressive import AutoregressiveScheduler
+from omni_python.scheduling.base import KVUse
 from omni_python.sglang_engine.engine import Choice, Engine, EngineConfig
 from omni_python.sglang_engine.followers import RankGroup
 from omni_python.sglang_engine.parallel import LeadingEngine
@@ -87,6 +88,10 @@ class OmniScheduler(AutoregressiveScheduler[R]):
             "request_slots": self.engine.request_slots,
         }
 
+    def kv_use(self) -> KVUse:
+        engine = self.engine
+        return KVUse(engine.kv_tokens, engine.capacity, engine.looked_up_tokens, engine.found_tokens)
+
     # ---- AutoregressiveScheduler
 
     def _row(self, request_id: str) -> R | None:
@@ -137,6 +142,8 @@ class OmniScheduler(AutoregressiveScheduler[R]):
 
     def prompt(self, name: str) -> PromptInput | None:
         job = self._jobs[name]
+        if job.prompt is None:
+            self.on_began(name)
         if job.prompt is None and job.row.error is None:
             try:
                 job.prompt = self._runner.prompt_input(job.row)
@@ -150,6 +157,7 @@ class OmniScheduler(AutoregressiveScheduler[R]):
 
     def choose(self, names: Sequence[str], hidden: torch.Tensor, logits: torch.Tensor) -> list[Choice]:
         rows = [self._jobs[name].row for name in names]
+        self.batch_sizes.observe(len(rows))
         for row in rows:
             if not row.generated and row.error is None:
                 self._identity.computed(row, partial(self.engine.tapped, row.request_id))

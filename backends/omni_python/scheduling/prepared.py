@@ -31,6 +31,8 @@ class PreparedScheduler(Scheduler):
     ) -> None:
         super().__init__()
         self.outbox = inner.outbox
+        self.batch_sizes = inner.batch_sizes
+        inner.on_began = lambda request_id: self.on_began(request_id)
         self.traces = inner.traces
         self._inner = inner
         self._prepare = prepare
@@ -72,6 +74,7 @@ class PreparedScheduler(Scheduler):
             self.outbox.put(OutgoingMessage(message.request_id, "error", error))
         else:
             token = self._tokens.open(message.request_id)
+            self.on_began(message.request_id)
             threading.Thread(target=self._prepare_one, args=(message, token), name="omni-prepare", daemon=True).start()
 
     def _prepare_one(self, message: IncomingMessage, token: CancelToken) -> None:

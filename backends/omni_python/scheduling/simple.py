@@ -51,6 +51,7 @@ class SimpleScheduler(Scheduler):
         self._compute_batch = compute_batch
         self._max_batch_size = max_batch_size if compute_batch is not None else 1
         self._tokens = CancelTokens()
+        self._counting = threading.Lock()  # of the workers
         self._threads = [
             threading.Thread(target=self._run, name=f"omni-simple-{n}", daemon=True) for n in range(workers)
         ]
@@ -84,6 +85,10 @@ class SimpleScheduler(Scheduler):
             return False
         batch = self._fill([message])
         tokens = [self._tokens.open(message.request_id) for message in batch]
+        for message in batch:
+            self.on_began(message.request_id)
+        with self._counting:
+            self.batch_sizes.observe(len(batch))
         start = time.monotonic() if self.traces else 0.0
         for answer in self._answers(batch, tokens):
             if start and (trace := self.traces.get(answer.request_id)) is not None:

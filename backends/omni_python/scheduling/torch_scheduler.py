@@ -11,6 +11,7 @@ from omni_python.layers.kv_cache import PAGE_TOKENS
 from omni_python.model_runner.base import ARModelRunner, R
 from omni_python.proto.errors import InvalidArgument
 from omni_python.scheduling.autoregressive import AutoregressiveScheduler
+from omni_python.scheduling.base import KVUse
 from omni_python.scheduling.kv_pages import PagePool
 
 logger = logging.getLogger(__name__)
@@ -44,6 +45,9 @@ class TorchScheduler(AutoregressiveScheduler[R]):
 
     def stats(self) -> Mapping[str, int]:
         return {"running": len(self._running), "waiting": len(self._waiting), "kv_pages": self._pool.used}
+
+    def kv_use(self) -> KVUse:
+        return KVUse(self._pool.used * PAGE_TOKENS, self._pool.num_pages * PAGE_TOKENS)
 
     def _row(self, request_id: str) -> R | None:
         return self._rows.get(request_id)
@@ -81,6 +85,7 @@ class TorchScheduler(AutoregressiveScheduler[R]):
             row = self._waiting.popleft()
             row.pages = pages
             self._running.append(row)
+            self.on_began(row.request_id)
 
     def _next_batch(self) -> list[R]:
         batch, budget = [], self._prefill_tokens
@@ -95,6 +100,7 @@ class TorchScheduler(AutoregressiveScheduler[R]):
         return batch
 
     def _step(self, rows: list[R]) -> None:
+        self.batch_sizes.observe(len(rows))
         start = time.monotonic() if self.traces else 0.0
         try:
             self._runner.step(rows)

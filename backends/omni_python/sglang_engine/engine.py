@@ -34,6 +34,10 @@ class Engine:
         self._lost: list[str] = []
         self.computed_tokens = 0
         """Prompt tokens that went through the model so far; those found in the cache do not."""
+        self.looked_up_tokens = 0
+        """Tokens of all prompts that were computed so far."""
+        self.found_tokens = 0
+        """Those of them that were found in the cache."""
         self.retractions = 0
         """How often a request that has ended by itself had lost its slots to others while it ran."""
         self._scheduler = start_scheduler(config, self)
@@ -228,8 +232,15 @@ class Engine:
             choices = self._hooks.choose(names, self._model.last_hidden[index], logits[index].float())
             for row, choice in zip(rows, choices, strict=True):
                 tokens[row] = choice.token
+                self._count_prefix(batch.reqs[row])
                 self._finish(batch.reqs[row], choice)
         return torch.tensor(tokens, dtype=torch.int64).to(logits.device, non_blocking=True)
+
+    def _count_prefix(self, request: Any) -> None:
+        """Once a prompt: at its first token."""
+        if not request.output_ids:
+            self.looked_up_tokens += len(request.origin_input_ids)
+            self.found_tokens += request.cached_tokens
 
     def _finish(self, request: Any, choice: Choice) -> None:
         from sglang.srt.managers import schedule_batch
