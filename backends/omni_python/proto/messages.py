@@ -15,6 +15,7 @@ import msgspec
 from omni_python.proto.errors import OmniError
 from omni_python.proto.refs import DeviceRef, Ref
 from omni_python.proto.timing import StageTiming
+from omni_python.proto.trace import StageRecord
 
 Route = tuple[int, ...]
 """The processes that work on a request, by their epochs: one replica of each that it needs, kept to its end."""
@@ -90,6 +91,7 @@ class SubmitMessage(_Message, frozen=True):
     remaining: float = math.inf
     route: Route = ()
     record: RecordOrder | None = None
+    traced: bool = False
 
 
 class SubmitReply(msgspec.Struct, array_like=True, frozen=True):
@@ -114,6 +116,7 @@ class DataReadyMessage(_Message, frozen=True):
     route: Route = ()
     timings: tuple[StageTiming, ...] = ()
     record: RecordOrder | None = None
+    traced: bool = False
 
 
 class StreamMessage(_Message, frozen=True):
@@ -133,6 +136,17 @@ class CompleteMessage(_Message, frozen=True):
     payload: Envelope | None = None
     error: WireError | None = None
     timings: tuple[StageTiming, ...] = ()
+
+
+class TraceMessage(_Message, frozen=True):
+    """Stage process to coordinator: its stages' part of a traced request that it is done with; several of them where
+    the request comes back to the process. In seconds of its host's monotonic clock."""
+
+    request_id: str
+    process: str
+    replica: int
+    host: str
+    stages: tuple[StageRecord, ...]
 
 
 class AbortMessage(_Message, frozen=True):
@@ -239,6 +253,7 @@ ControlMessage = (
     | DataReadyMessage
     | StreamMessage
     | CompleteMessage
+    | TraceMessage
     | AbortMessage
     | CreditMessage
     | RegisterMessage
