@@ -15,7 +15,8 @@ from typing import Protocol
 from omni_python.pipeline.deadlines import DeadlineWatch
 from omni_python.pipeline.fan_in import FanIn, MergeFn, WaitForFn
 from omni_python.pipeline.recent import RecentIds
-from omni_python.proto.errors import DeadlineExceeded, OmniError, Unavailable
+from omni_python.pipeline.stage_stats import StageStats
+from omni_python.proto.errors import DeadlineExceeded, ErrorCode, OmniError, Unavailable
 from omni_python.proto.payload import Payload
 from omni_python.proto.timing import StageTiming
 from omni_python.proto.work import IncomingMessage, OutgoingMessage
@@ -105,6 +106,8 @@ class Stage:
         self.scheduler = scheduler
         self.accepted = 0
         """Requests that ever reached the scheduler."""
+        self.counts = StageStats()
+        scheduler.on_began = self.counts.began
         self._outlet = outlet
         self._deadlines = deadlines
         self._fan_in = (
@@ -144,6 +147,7 @@ class Stage:
                     return
                 ready = self._fan_in.add(request_id, source, payload) if self._fan_in is not None else payload
                 if ready is not None:
+                    self.counts.queued(request_id)
                     self._outlet.began(self.spec.name, request_id)
             if ready is not None and not self._is_overdue(request_id, deadline):
                 self.scheduler.inbox.put(IncomingMessage(request_id, "new_request", ready))
@@ -156,6 +160,7 @@ class Stage:
         with self._lock:
             if not self._admit(request_id, deadline):
                 return
+            self.counts.queued(request_id)
             self._outlet.began(self.spec.name, request_id)
             due = self._chunks_in[request_id][source]
             self._chunks_in[request_id][source] = due + 1
@@ -176,13 +181,13 @@ class Stage:
 
     def abort(self, request_id: str) -> None:
         """Drop a request, known or not yet known."""
-        self._close(request_id)
+        self._close(request_id, ErrorCode.CANCELLED)
         self.scheduler.abort(request_id)
         self.scheduler.outbox.discard(request_id)
 
     def fail(self, request_id: str, error: BaseException) -> None:
         """End a request with an error that arose outside the scheduler."""
-        if not self._close(request_id):
+        if not self._close(request_id, OmniError.of(error).code):
             return
         self.scheduler.abort(request_id)
         self.scheduler.outbox.discard(request_id)
@@ -221,13 +226,14 @@ class Stage:
             self._deadlines.add(self.spec.name, request_id, deadline)
         return True
 
-    def _close(self, request_id: str) -> bool:
-        """Forget a request; False if it was over already."""
+    def _close(self, request_id: str, code: ErrorCode | None = None) -> bool:
+        """Forget a request, which has its result or ends with an error of that code; False if it was over already."""
         with self._lock:
             if request_id in self._over:
                 return False
             self._over.add(request_id)
-            self._open.pop(request_id, None)
+            was_open = self._open.pop(request_id, None) is not None
+            self.counts.ended(request_id, code, was_open)
             self._lost.pop(request_id, None)
             self._chunks_in.pop(request_id, None)
             self._chunks_out.pop(request_id, None)

@@ -14,6 +14,7 @@ from pathlib import Path
 from omni_python.control.deaths import DeathWatch
 from omni_python.control.directory import leave_directory, socket_address
 from omni_python.pipeline.deadlines import DeadlineWatch
+from omni_python.pipeline.edge_stats import EdgeStats
 from omni_python.pipeline.endpoint import Endpoint
 from omni_python.pipeline.read_only import ReadOnlyCheck
 from omni_python.pipeline.routes import Routes
@@ -88,6 +89,7 @@ class StageProcess:
         self._directory = directory
         self._endpoint = Endpoint(directory, self._on_message, relay, host=host)
         self._carrier = self._endpoint.carrier
+        self.edges = EdgeStats()
         self._endpoint.connect(_COORDINATOR, coordinator_address(directory, pipeline))
         self._view = (0, 0)  # the coordinator's epoch and the version of its newest PeersMessage
         self._peers: dict[str, list[Peer]] = {}  # by stage
@@ -194,6 +196,7 @@ class StageProcess:
 
     def send_payload(self, source: str, target: str, request_id: str, payload: Payload, deadline: float) -> None:
         if local := self.stages.get(target):
+            self.edges.by_reference(source, target)
             payload = self._lend(source, target, request_id, payload)
             local.on_payload(request_id, source, payload, deadline)
             return
@@ -204,6 +207,7 @@ class StageProcess:
     ) -> None:
         self._timings.gave(request_id, source)
         if local := self.stages.get(target):
+            self.edges.by_reference(source, target, is_chunk=True)
             payload = self._lend(source, target, request_id, payload)
             local.on_chunk(request_id, source, chunk_id, payload, deadline)
             return
@@ -237,6 +241,8 @@ class StageProcess:
         except Unavailable:
             self._carrier.take_back(message.payload, [self._view[0]])
             raise
+        if message.payload is not None:
+            self.edges.sent(message.source, CLIENT, message.payload, isinstance(message, StreamMessage))
 
     def _send_data(
         self,
@@ -268,6 +274,8 @@ class StageProcess:
         except Unavailable as error:
             self._carrier.take_back(envelope, [peer.epoch])
             raise Unavailable(f"stage {target} is not there: {error}") from None
+        if envelope is not None:
+            self.edges.sent(source, target, envelope, chunk_id >= 0)
 
     def _peer(self, stage: str, route: Route) -> Peer:
         """The process of the route that runs a stage; the only one, for requests that came without a route."""

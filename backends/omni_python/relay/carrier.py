@@ -54,6 +54,11 @@ CUDA_PATIENCE = 1.0
 log = logging.getLogger(__name__)
 
 
+def relay_of(ref: Ref) -> str:
+    """The name of the relay that a payload's bytes go by."""
+    return _RELAY_OF[type(ref)]
+
+
 class Carrier:
     """All relays of a process. Peers are known by epoch. Thread-safe.
 
@@ -81,6 +86,10 @@ class Carrier:
         self._decoders = threading.local()
         self.carried: Counter[str] = Counter()
         """Payloads sent, by way."""
+
+    def lent(self) -> Counter[int | None]:
+        """Slots out, by the reader's epoch; None for those that are being written."""
+        return sum((relay.slots.lent() for relay in self._relays.values()), Counter())
 
     @property
     def slots_in_use(self) -> int:

@@ -72,6 +72,11 @@ class Slots:
     def __len__(self) -> int:
         return len(self._out)
 
+    def lent(self) -> Counter[int | None]:
+        """Slots that are out, by the reader's epoch; None for those that are being written."""
+        with self._changed:
+            return Counter(reader for slot in self._out.values() for reader in (slot.readers or (None,)))
+
     def take(self, nbytes: int, request_id: str = "", timeout: float = 0.0) -> Slot:
         """A slot of at least `nbytes`; waits for one up to `timeout` seconds.
 
