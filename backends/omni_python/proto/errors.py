@@ -39,6 +39,12 @@ class InvalidArgument(OmniError):
     code = ErrorCode.INVALID_ARGUMENT
 
 
+class NotFound(OmniError):
+    """What the request names is not there."""
+
+    code = ErrorCode.NOT_FOUND
+
+
 class Unsupported(OmniError):
     """Valid in general, but not for this pipeline or this server."""
 
@@ -64,5 +70,6 @@ class DeadlineExceeded(OmniError):
 
 
 _BY_CODE: dict[int, type[OmniError]] = {
-    cls.code: cls for cls in (OmniError, InvalidArgument, Unsupported, Unavailable, Cancelled, DeadlineExceeded)
+    cls.code: cls
+    for cls in (OmniError, NotFound, InvalidArgument, Unsupported, Unavailable, Cancelled, DeadlineExceeded)
 }

@@ -134,9 +134,7 @@ def _joined(one: Span, next: Span) -> Span:
     )
 
 
-def _pass(
-    passages: dict[tuple[str, str, bool], Passage], source: str, target: str, stream: bool, now: float
-) -> None:
+def _pass(passages: dict[tuple[str, str, bool], Passage], source: str, target: str, stream: bool, now: float) -> None:
     key = (source, target, stream)
     known = passages.get(key)
     first, count = (now, 0) if known is None else (known.first, known.count)

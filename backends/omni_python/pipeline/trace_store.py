@@ -1,0 +1,85 @@
+"""Which requests an orchestrator traces, and the traces of the last that have ended."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+
+from omni_python.pipeline.answers import ResponseSink
+from omni_python.pipeline.request_trace import RequestTrace, TracedSink
+from omni_python.proto.errors import NotFound
+from omni_python.proto.messages import TraceMessage
+from omni_python.proto.trace import Trace
+from omni_python.proto.trace_context import TraceWish
+
+NAMED = 5
+"""Ids that the error for an unknown one names."""
+
+
+class TraceStore:
+    """Thread-safe. Traces a request that asks for it, or whose caller's context is sampled; of those that say nothing,
+    the share `sample`. The traces of the last `keep` that have ended stay; `export` is called with each when it ends,
+    and must return at once."""
+
+    def __init__(
+        self, sample: float = 0.0, keep: int = 64, export: Callable[[RequestTrace], None] | None = None
+    ) -> None:
+        self._sample = sample
+        self._keep = keep
+        self._export = export
+        self._running: dict[str, RequestTrace] = {}
+        self._ended: OrderedDict[str, RequestTrace] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        """Traces of requests that have not ended."""
+        return len(self._running)
+
+    def wants(self, wish: TraceWish | None) -> bool:
+        """Whether a request is to be traced."""
+        if wish is not None and wish.asked is not None:
+            return wish.asked
+        if wish is not None and wish.context is not None:
+            return wish.context.sampled
+        return self._sample > 0 and random.random() < self._sample
+
+    def begin(self, trace: RequestTrace, sink: ResponseSink, stream: bool) -> ResponseSink:
+        """Keep the trace of a request that was just admitted; its answer goes to what is returned."""
+        with self._lock:
+            self._running[trace.id] = trace
+        return TracedSink(sink, trace, stream, self._end)
+
+    def drop(self, trace: RequestTrace) -> None:
+        """The request was refused after all."""
+        with self._lock:
+            self._running.pop(trace.id, None)
+
+    def add(self, message: TraceMessage) -> None:
+        """A process tells of its part, be the request over or not."""
+        trace = self._running.get(message.request_id) or self._ended.get(message.request_id)
+        if trace is not None:
+            trace.add(message)
+
+    def find(self, name: str) -> Trace:
+        """The trace of a request that has ended, by its id or its W3C trace id (the newest of several); "" stands for
+        the newest of all. Raises `NotFound`."""
+        with self._lock:
+            ended = list(reversed(self._ended.values()))
+        for trace in ended:
+            if name in ("", trace.id, trace.trace_id):
+                return trace.trace()
+        if not ended:
+            raise NotFound("no request that was traced has ended yet; ask one with the parameter `trace`")
+        newest = ", ".join(trace.id for trace in ended[:NAMED])
+        raise NotFound(f"there is no trace {name!r}; of {len(ended)} traces the newest are {newest}")
+
+    def _end(self, trace: RequestTrace) -> None:
+        with self._lock:
+            self._running.pop(trace.id, None)
+            self._ended[trace.id] = trace
+            while len(self._ended) > self._keep:
+                self._ended.popitem(last=False)
+        if self._export is not None:
+            self._export(trace)
