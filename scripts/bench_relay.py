@@ -159,6 +159,7 @@ class Pair:
 
     def __init__(self, directory: Path, way: str, pool: int, gpus: Gpus | None = None) -> None:
         self.way = way
+        self._on_gpu = gpus is not None
         self._answers: queue.SimpleQueue[float] = queue.SimpleQueue()
         self.end = endpoint(directory, way, "parent", self._on_message, pool, gpus[0] if gpus else None)
         self.end.start()
@@ -192,9 +193,9 @@ class Pair:
 
     def in_place(self, nbytes: int) -> float:
         """A round trip of what was produced in a slot beforehand."""
-        allocation = self.end.carrier.alloc(nbytes, [self._reader])
+        allocation = self.end.carrier.alloc(nbytes, [self._reader], on_gpu=self._on_gpu)
         allocation.memory[:64] = 1
-        return self.round_trip(Block(allocation.memory))
+        return self.round_trip((GpuBlock if self._on_gpu else Block)(allocation.memory))
 
     def check_way(self) -> None:
         carried = self.end.carrier.carried
@@ -265,6 +266,7 @@ def on_gpus(report: Report, directory: Path, way: str, pool: int, gpus: Gpus) ->
             payload = GpuBlock(torch.ones(size, dtype=torch.uint8, device=f"cuda:{gpus[0]}"))
             if gpus[0] == gpus[1]:
                 report.measure(f"{way}, view", size, partial(pair.round_trip, payload))
+                report.measure(f"{way}, in place", size, partial(pair.in_place, size))
             report.measure(f"{way}, there", size, partial(pair.round_trip, payload, "there"))
         pair.check_way()
 

@@ -76,37 +76,43 @@ class _TensorHeader(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class DevicePart:
-    """A payload's CUDA tensors, not copied yet."""
+    """A payload's CUDA tensors, not copied yet: where each is to lie in a buffer of `nbytes`, and where it is now."""
 
-    __slots__ = ("_sources", "nbytes")
+    __slots__ = ("_tensors", "nbytes", "sources")
 
     def __init__(self) -> None:
         self.nbytes = 0
-        """Bytes that `write_to` needs."""
-        self._sources: list[tuple[int, Any]] = []
+        self.sources: list[tuple[int, int, int]] = []
+        """(offset in the buffer, address on the tensor's GPU, bytes)"""
+        self._tensors: list[Any] = []
 
-    def add(self, source: Any) -> int:
-        """Take a contiguous uint8 CUDA tensor [n]; returns its offset."""
+    def add(self, tensor: Any, nbytes: int) -> int:
+        """Take a contiguous CUDA tensor, which is kept as long as this is; returns its offset."""
         offset = self.nbytes
-        self._sources.append((offset, source))
-        self.nbytes = _aligned(offset + source.numel())
+        self.sources.append((offset, tensor.data_ptr(), nbytes))
+        self._tensors.append(tensor)
+        self.nbytes = _aligned(offset + nbytes)
         return offset
 
-    def write_to(self, buffer: Any) -> None:
-        """Copy the tensors into `buffer`, a uint8 CUDA tensor [at least nbytes], on torch's current stream."""
-        for offset, source in self._sources:
-            buffer[offset : offset + source.numel()].copy_(source, non_blocking=True)
+    @property
+    def address(self) -> int:
+        """Where the first tensor's bytes are; 0 without tensors."""
+        return self.sources[0][1] if self.sources else 0
+
+    def lies_at(self, address: int) -> bool:
+        """Whether the tensors already are at `address` just as they would be laid there."""
+        return all(source == address + offset for offset, source, _ in self.sources)
 
 
 class EncodedPayload:
     """A payload taken apart: `body` (MessagePack) and the buffers of its tensors, not copied yet.
 
-    `keep_cuda` leaves CUDA tensors where they are, as `device`; otherwise they are copied to the host.
+    `keep_cuda` leaves CUDA tensors on the GPU with this index, as `device`; otherwise they are copied to the host.
     """
 
     __slots__ = ("_buffers", "_keep_cuda", "_tensors", "body", "device", "nbytes", "type")
 
-    def __init__(self, payload: Payload, keep_cuda: bool = False) -> None:
+    def __init__(self, payload: Payload, keep_cuda: int | None = None) -> None:
         self.type = type_name(type(payload))
         self.nbytes = 0
         """Bytes that `write_to` needs."""
@@ -155,8 +161,8 @@ class EncodedPayload:
         if isinstance(value, np.ndarray):
             dtype, shape, data = _numpy_name(value.dtype), value.shape, _numpy_bytes(value)
         elif type(value).__module__.partition(".")[0] == "torch":
-            if self._keep_cuda and getattr(value, "is_cuda", False):
-                return self._lift_cuda(value)
+            if self._keep_cuda is not None and getattr(value, "is_cuda", False):
+                return self._lift_cuda(value, self._keep_cuda)
             dtype, shape, data = _torch_bytes(value)
         elif isinstance(value, np.generic):
             raise TypeError(f"numpy scalar {value!r}: use a Python number or an array")
@@ -173,12 +179,16 @@ class EncodedPayload:
             self.nbytes = _aligned(offset + data.nbytes)
         return _extension(_TensorHeader(dtype_id, shape, offset, data.nbytes))
 
-    def _lift_cuda(self, value: Any) -> msgspec.msgpack.Ext:
-        dtype, shape, raw = _raw_torch(value.detach().contiguous())
+    def _lift_cuda(self, value: Any, gpu: int) -> msgspec.msgpack.Ext:
+        tensor = value.resolve_conj().resolve_neg().contiguous()
+        if tensor.get_device() != gpu:
+            tensor = tensor.to(f"cuda:{gpu}")
+        dtype = _torch_name(tensor.dtype)
         if dtype not in _DTYPE_IDS:
             raise TypeError(f"dtype {dtype} may not cross a stage border")
-        offset = self.device.add(raw) if raw.numel() else 0
-        return _extension(_TensorHeader(_DTYPE_IDS[dtype], shape, offset, raw.numel(), True))
+        nbytes = tensor.nbytes
+        offset = self.device.add(tensor, nbytes) if nbytes else 0
+        return _extension(_TensorHeader(_DTYPE_IDS[dtype], tuple(tensor.shape), offset, nbytes, True))
 
 
 class PayloadDecoder:
@@ -249,7 +259,8 @@ class PayloadDecoder:
         if header.nbytes and header.offset % ALIGNMENT:
             raise ValueError("a tensor is not aligned")
         if header.on_device:
-            part = self._device[header.offset : end] if header.nbytes else None
+            whole = header.nbytes == length
+            part = self._device if whole else self._device[header.offset : end] if header.nbytes else None
             return _TensorView(name, shape, part, True)
         return _TensorView(name, shape, self._buffer[header.offset : end])
 
@@ -290,7 +301,9 @@ def _as_annotated(annotation: type, value: object) -> object:
             device = "cuda" if value.on_device else "cpu"
             return torch.empty(value.shape, dtype=getattr(torch, value.dtype), device=device)
         flat = value.data if value.on_device else torch.from_numpy(value.data)
-        return flat.view(getattr(torch, value.dtype)).view(value.shape)
+        if value.dtype != "uint8":
+            flat = flat.view(getattr(torch, value.dtype))
+        return flat if len(value.shape) == 1 else flat.view(value.shape)
     raise ValueError(f"a tensor does not fit {annotation!r}")
 
 
@@ -304,6 +317,11 @@ def _numpy_bytes(array: np.ndarray) -> np.ndarray:
     if array.ndim != 1 or not array.flags.c_contiguous:
         array = np.ascontiguousarray(array).reshape(-1)
     return array.view(np.uint8)
+
+
+@cache
+def _torch_name(dtype: Any) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _torch_bytes(value: Any) -> tuple[str, tuple[int, ...], np.ndarray]:
@@ -321,7 +339,7 @@ def _raw_torch(tensor: Any) -> tuple[str, tuple[int, ...], Any]:
         raw = torch.view_as_real(tensor.resolve_conj()).reshape(-1).view(torch.uint8)
     else:
         raw = tensor.reshape(-1).view(torch.uint8)
-    return str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), raw
+    return _torch_name(tensor.dtype), tuple(tensor.shape), raw
 
 
 _encode_header = msgspec.msgpack.Encoder().encode

@@ -45,14 +45,19 @@ class RelaySettings:
     rank: int | None = None
 
 
-class Source(Protocol):
-    """Bytes that know how to write themselves, for example an `EncodedPayload`."""
+class Placed(Protocol):
+    """Bytes that may already lie where they are to be sent from."""
 
     nbytes: int
 
     @property
     def address(self) -> int: ...
     def lies_at(self, address: int) -> bool: ...
+
+
+class Source(Placed, Protocol):
+    """Bytes that know how to write themselves, for example an `EncodedPayload`."""
+
     def write_to(self, buffer: np.ndarray) -> None: ...
 
 
@@ -63,10 +68,10 @@ class _Blocks:
         self._open: dict[int, Allocation] = {}  # by address
 
     def add(self, allocation: Allocation) -> Allocation:
-        self._open[allocation.memory.ctypes.data] = allocation
+        self._open[allocation.address] = allocation
         return allocation
 
-    def take(self, source: Source) -> Allocation | None:
+    def take(self, source: Placed) -> Allocation | None:
         """The allocation that holds all of a source where it would be written to anyway; it is open no more."""
         if not self._open:
             return None
@@ -77,8 +82,8 @@ class _Blocks:
         return self._open.pop(address, None)
 
     def discard(self, allocation: Allocation) -> None:
-        if self._open.get(allocation.memory.ctypes.data) is allocation:
-            del self._open[allocation.memory.ctypes.data]
+        if self._open.get(allocation.address) is allocation:
+            del self._open[allocation.address]
 
 
 CreditFn = Callable[[int, str, int], object]
@@ -100,10 +105,16 @@ class RelayOperation(Generic[R]):
 
 @dataclass(eq=False)
 class Allocation:
-    """A slot to produce in: write to `memory` (uint8 [nbytes]), then commit, and do not write any more."""
+    """A slot to produce in: write to `memory` (uint8 [nbytes], an array, or on a GPU a tensor, which torch's current
+    stream may write to), then commit, and do not write any more."""
 
-    memory: np.ndarray
+    memory: Any
     slot: Slot
+
+    @property
+    def address(self) -> int:
+        memory = self.memory
+        return int(memory.ctypes.data if isinstance(memory, np.ndarray) else memory.data_ptr())
 
 
 class Relay(ABC, Generic[R]):
@@ -166,11 +177,11 @@ class Relay(ABC, Generic[R]):
         self.slots.abandon(allocation.slot)
 
     @abstractmethod
-    def _room(self, nbytes: int, request_id: str, timeout: float) -> tuple[Slot, np.ndarray]:
+    def _room(self, nbytes: int, request_id: str, timeout: float) -> tuple[Slot, Any]:
         """A slot and its memory, uint8 [at least nbytes]."""
 
     @abstractmethod
-    def _offer(self, slot: Slot, memory: np.ndarray, readers: Sequence[int]) -> RelayOperation[R]:
+    def _offer(self, slot: Slot, memory: Any, readers: Sequence[int]) -> RelayOperation[R]:
         """Commit a slot in which `memory` is written."""
 
     # -- reading

@@ -119,7 +119,7 @@ class Carrier:
         if not readers:
             raise Unavailable("there is nobody to send to")
         same_host, on_device = self._route(readers)
-        encoded = EncodedPayload(payload, keep_cuda=on_device is not None)
+        encoded = EncodedPayload(payload, keep_cuda=None if on_device is None else on_device.gpu.index)
         device: DeviceRef | None = None
         if on_device is not None and encoded.device.nbytes:
             try:
@@ -141,9 +141,16 @@ class Carrier:
             raise
         return Envelope(encoded.type, encoded.body, ref=ref, device=device)
 
-    def alloc(self, nbytes: int, readers: Sequence[int], request_id: str = "") -> Allocation:
-        """Memory to produce a tensor in: a payload that consists of it is then sent to these processes uncopied."""
-        same_host, _ = self._route(readers)
+    def alloc(self, nbytes: int, readers: Sequence[int], request_id: str = "", on_gpu: bool = False) -> Allocation:
+        """Memory to produce a tensor in: a payload that consists of it is then sent to these processes uncopied.
+
+        Raises `Unavailable` where it is to be `on_gpu`, and tensors there reach these processes through the host alone.
+        """
+        same_host, on_device = self._route(readers)
+        if on_gpu:
+            if on_device is None:
+                raise Unavailable("tensors on the GPU go to the receiving process through the host")
+            return on_device.alloc(nbytes, request_id)
         return self._relays[host_way(max(nbytes, INLINE_LIMIT + 1), same_host, self._backend)].alloc(nbytes, request_id)
 
     def travels(self, envelope: Envelope | None) -> bool:

@@ -13,18 +13,16 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 import msgspec
 
-from omni_python.proto.codec import DevicePart
 from omni_python.proto.refs import CudaRef
-from omni_python.relay.base import PUT_TIMEOUT, CreditFn, RelayOperation, RelaySettings, TransferFailed
-from omni_python.relay.device import GRAIN, DeviceRelay, Gpu, Leases
+from omni_python.relay.base import CreditFn, RelaySettings, TransferFailed
+from omni_python.relay.device import DeviceRelay, Gpu, Leases
 from omni_python.relay.gates import Gates
-from omni_python.relay.slots import OutOfSlots, Slots
+from omni_python.relay.slots import OutOfSlots, Slot
 
 EVENTS = 64
 """Events of a pool, one for each slot that is out."""
@@ -58,24 +56,23 @@ class CudaShmRelay(DeviceRelay[CudaRef]):
     name = "cuda_shm"
 
     def __init__(self, settings: RelaySettings, epoch: int, credit: CreditFn) -> None:
-        self.gpu = Gpu(self.name, settings.gpu)
-        super().__init__(Slots(settings.pool_bytes, GRAIN))
+        gpu = Gpu(self.name, settings.gpu)
+        super().__init__(gpu, gpu.malloc(settings.pool_bytes), settings.pool_bytes)
         self._credit = credit
         self._epoch = epoch
-        self._cuda = runtime = self.gpu.runtime
-        pointer = self.gpu.malloc(settings.pool_bytes)
-        call = self.gpu.call
+        self._cuda = runtime = gpu.runtime
+        call = gpu.call
         with self.gpu.current():
             flags = runtime.cudaEventDisableTiming | runtime.cudaEventInterprocess
             self._events = [call(runtime.cudaEventCreateWithFlags(flags)) for _ in range(EVENTS)]
-            memory = _raw(call(runtime.cudaIpcGetMemHandle(pointer)))
+            memory = _raw(call(runtime.cudaIpcGetMemHandle(self._pool)))
             events = [_raw(call(runtime.cudaIpcGetEventHandle(event))) for event in self._events]
-        self._memory = self.gpu.tensor(pointer, settings.pool_bytes)
         self._announcement = msgspec.msgpack.encode(_Pool(self.gpu.uuid, settings.pool_bytes, memory, events))
         self._announced: dict[int, _Pool] = {}
         self._mapped: dict[int, _Mapped] = {}
         self._lock = threading.Lock()
         self._free_events = list(range(EVENTS))
+        self._event_of: dict[int, int] = {}  # by generation of the slot
         self._leases = Leases(self.gpu)
         self._gates = Gates(self.gpu)
 
@@ -101,27 +98,24 @@ class CudaShmRelay(DeviceRelay[CudaRef]):
 
     # -- sending
 
-    def put_device(
-        self, part: DevicePart, readers: Sequence[int], request_id: str = "", timeout: float = PUT_TIMEOUT
-    ) -> RelayOperation[CudaRef]:
-        """Nothing is waited for but room: the copy into the pool may still be under way when this returns."""
-        slot = self.slots.take(part.nbytes, request_id, timeout)
+    def _take(self, nbytes: int, request_id: str, timeout: float) -> Slot:
+        slot = super()._take(nbytes, request_id, timeout)
         try:
-            index = self._free_events.pop()
+            self._event_of[slot.generation] = self._free_events.pop()
         except IndexError:
             self.slots.abandon(slot)
             raise OutOfSlots(f"{EVENTS} slots of the pool on the GPU are held by readers") from None
-        slot.on_free = partial(self._free_events.append, index)
-        try:
-            with self.gpu.current():
-                part.write_to(self._memory[slot.offset : slot.offset + slot.length])
-                self.gpu.call(self._cuda.cudaEventRecord(self._events[index], self.gpu.stream()))
-        except BaseException:
-            self.slots.abandon(slot)
-            raise
-        ref = CudaRef(slot.generation, part.nbytes, slot.offset, index, slot.pressed)
-        self.slots.commit(slot, readers)
-        return RelayOperation(ref, lambda timeout: self.slots.wait_free(slot.generation, timeout))
+        slot.on_free = partial(self._free_event, slot.generation)
+        return slot
+
+    def _free_event(self, generation: int) -> None:
+        self._free_events.append(self._event_of.pop(generation))
+
+    def _written(self, slot: Slot, nbytes: int) -> CudaRef:
+        """Nothing is waited for: what writes the slot may still be under way when this returns."""
+        index = self._event_of[slot.generation]
+        self.gpu.call(self._cuda.cudaEventRecord(self._events[index], self.gpu.stream()))
+        return CudaRef(slot.generation, nbytes, slot.offset, index, slot.pressed)
 
     # -- reading
 
@@ -139,14 +133,12 @@ class CudaShmRelay(DeviceRelay[CudaRef]):
             raise
 
     def _view(self, pool: _Mapped, ref: CudaRef, done: partial[None]) -> Any:
-        cuda, stream = self._cuda, self.gpu.stream()
-        self._gates.wait(stream, pool.events[ref.event], lambda: pool.gone)
+        self._gates.wait(self.gpu.stream(), pool.events[ref.event], lambda: pool.gone)
         source = pool.pointer + ref.offset
         if pool.gpu == self.gpu.uuid and not ref.pressed:
             return self._leases.view(source, ref.nbytes, done)
         copy = self.gpu.torch.empty(ref.nbytes, dtype=self.gpu.torch.uint8, device=self.gpu.device)
-        kind = cuda.cudaMemcpyKind.cudaMemcpyDefault
-        self.gpu.call(cuda.cudaMemcpyAsync(copy.data_ptr(), source, ref.nbytes, kind, stream))
+        self.gpu.copy(copy.data_ptr(), source, ref.nbytes)
         self._leases.end(done)
         return copy
 

@@ -16,24 +16,21 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-from omni_python.proto.codec import DevicePart
 from omni_python.proto.refs import NcclCudaRef
 from omni_python.relay.base import (
-    PUT_TIMEOUT,
     CreditFn,
-    RelayOperation,
     RelaySettings,
     RelayUnavailable,
     TransferFailed,
 )
-from omni_python.relay.device import GRAIN, DeviceRelay, Gpu
+from omni_python.relay.device import DeviceRelay, Gpu
 from omni_python.relay.meetings import TIMEOUT, Meeting, MeetingPlace
-from omni_python.relay.slots import Slots
+from omni_python.relay.slots import Slot
 
 POLL = 20e-6
 """Seconds between looks whether a payload has come."""
@@ -85,15 +82,15 @@ class NcclCudaRelay(DeviceRelay[NcclCudaRef]):
     name = "nccl_cuda"
 
     def __init__(self, settings: RelaySettings, epoch: int, credit: CreditFn) -> None:
-        self.gpu = Gpu(self.name, settings.gpu)
+        gpu = Gpu(self.name, settings.gpu)
         import torch.distributed as dist
 
         if not (dist.is_available() and dist.is_nccl_available()):
             raise RelayUnavailable("relay nccl_cuda needs a torch with torch.distributed and NCCL")
-        super().__init__(Slots(settings.pool_bytes, GRAIN))
+        self._memory = gpu.torch.empty(settings.pool_bytes, dtype=gpu.torch.uint8, device=gpu.device)
+        super().__init__(gpu, self._memory.data_ptr(), settings.pool_bytes)
         self._epoch = epoch
         self._credit = credit
-        self._memory = self.gpu.torch.empty(settings.pool_bytes, dtype=self.gpu.torch.uint8, device=self.gpu.device)
         self._place = MeetingPlace(gpu=self.gpu.uuid)
         self._peers: dict[int, Meeting] = {}
         self._offered: dict[int, tuple[Any, Any]] = {}  # generation -> its part of the pool, an event: written
@@ -116,23 +113,12 @@ class NcclCudaRelay(DeviceRelay[NcclCudaRef]):
 
     # -- sending
 
-    def put_device(
-        self, part: DevicePart, readers: Sequence[int], request_id: str = "", timeout: float = PUT_TIMEOUT
-    ) -> RelayOperation[NcclCudaRef]:
-        slot = self.slots.take(part.nbytes, request_id, timeout)
+    def _written(self, slot: Slot, nbytes: int) -> NcclCudaRef:
+        written = self.gpu.torch.cuda.Event()
+        written.record()
         slot.on_free = partial(self._withdraw, slot.generation)
-        try:
-            with self.gpu.current():
-                part.write_to(self._memory[slot.offset : slot.offset + slot.length])
-                written = self.gpu.torch.cuda.Event()
-                written.record()
-        except BaseException:
-            self.slots.abandon(slot)
-            raise
-        self._offered[slot.generation] = self._memory[slot.offset : slot.offset + part.nbytes], written
-        self.slots.commit(slot, readers)
-        ref = NcclCudaRef(slot.generation, part.nbytes)
-        return RelayOperation(ref, lambda timeout: self.slots.wait_free(slot.generation, timeout))
+        self._offered[slot.generation] = self._memory[slot.offset : slot.offset + nbytes], written
+        return NcclCudaRef(slot.generation, nbytes)
 
     def _withdraw(self, generation: int) -> None:
         self._offered.pop(generation, None)

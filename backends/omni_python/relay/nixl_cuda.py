@@ -10,27 +10,24 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from omni_python.proto.codec import DevicePart
 from omni_python.proto.refs import NixlCudaRef
-from omni_python.relay.base import PUT_TIMEOUT, CreditFn, RelayOperation, RelaySettings
+from omni_python.relay.base import CreditFn, RelayOperation, RelaySettings
 from omni_python.relay.device import GRAIN, DeviceRelay, Gpu, Leases
 from omni_python.relay.nixl_agent import NixlAgent
-from omni_python.relay.slots import OutOfSlots, Slots
+from omni_python.relay.slots import OutOfSlots, Slot, Slots
 
 
 class NixlCudaRelay(DeviceRelay[NixlCudaRef]):
     name = "nixl_cuda"
 
     def __init__(self, settings: RelaySettings, epoch: int, credit: CreditFn) -> None:
-        self.gpu = Gpu(self.name, settings.gpu)
-        super().__init__(Slots(settings.pool_bytes, GRAIN))
+        gpu = Gpu(self.name, settings.gpu)
+        super().__init__(gpu, gpu.malloc(2 * settings.pool_bytes), settings.pool_bytes)
         self._epoch = epoch
         self._credit = credit
         self._landing = Slots(settings.pool_bytes, GRAIN)
         self._agent = NixlAgent(epoch, self.slots, self.credit, "VRAM", self.gpu.index, self.gpu.bind)
-        self._pointer = self.gpu.malloc(2 * settings.pool_bytes)
-        self._memory = self.gpu.tensor(self._pointer, settings.pool_bytes)
-        self._handle = self._agent.register(self._pointer, 2 * settings.pool_bytes)
+        self._handle = self._agent.register(self._pool, 2 * settings.pool_bytes)
         self._announcement = self._agent.start()
         self._leases = Leases(self.gpu)
 
@@ -43,23 +40,16 @@ class NixlCudaRelay(DeviceRelay[NixlCudaRef]):
     def reaches(self, reader: int) -> bool:
         return self._agent.knows(reader)
 
-    def put_device(
-        self, part: DevicePart, readers: Sequence[int], request_id: str = "", timeout: float = PUT_TIMEOUT
-    ) -> RelayOperation[NixlCudaRef]:
-        slot = self.slots.take(part.nbytes, request_id, timeout)
-        try:
-            with self.gpu.current():
-                part.write_to(self._memory[slot.offset : slot.offset + slot.length])
-                written = self.gpu.torch.cuda.Event(blocking=True)
-                written.record()
-                written.synchronize()
-        except BaseException:
-            self.slots.abandon(slot)
-            raise
-        self.slots.commit(slot, readers)
+    def _written(self, slot: Slot, nbytes: int) -> NixlCudaRef:
+        written = self.gpu.torch.cuda.Event(blocking=True)
+        written.record()
+        written.synchronize()
+        return NixlCudaRef(slot.generation, nbytes, self._pool + slot.offset)
+
+    def _lend(self, slot: Slot, nbytes: int, readers: Sequence[int]) -> RelayOperation[NixlCudaRef]:
+        operation = super()._lend(slot, nbytes, readers)
         self._agent.offered()
-        ref = NixlCudaRef(slot.generation, part.nbytes, self._pointer + slot.offset)
-        return RelayOperation(ref, lambda timeout: self.slots.wait_free(slot.generation, timeout))
+        return operation
 
     # -- reading
 
@@ -68,7 +58,7 @@ class NixlCudaRelay(DeviceRelay[NixlCudaRef]):
             slot = self._landing.take(ref.nbytes)
         except OutOfSlots:
             return self._read_aside(sender, ref)
-        pointer = self._pointer + self.slots.capacity + slot.offset
+        pointer = self._pool + self.slots.capacity + slot.offset
         try:
             self._agent.read(sender, ref.generation, ref.nbytes, ref.address, pointer)
         except BaseException:
