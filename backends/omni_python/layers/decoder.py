@@ -28,6 +28,7 @@ class DecoderConfig:
     norm_eps: float = 1e-6
     mrope_sections: Sequence[int] | None = None
     attention_bias: bool = False
+    qk_norm: bool = True
     experts: int = 0
     experts_per_token: int = 0
     expert_intermediate: int = 0
@@ -56,7 +57,7 @@ class RMSNorm(nn.Module):
 
 
 class Attention(nn.Module):
-    """Grouped-query attention with normed queries and keys."""
+    """Grouped-query attention; queries and keys are normed where the config says so."""
 
     def __init__(self, config: DecoderConfig, index: int) -> None:
         super().__init__()
@@ -67,8 +68,8 @@ class Attention(nn.Module):
         self.k_proj = nn.Linear(config.hidden, config.kv_heads * config.head_dim, bias=bias)
         self.v_proj = nn.Linear(config.hidden, config.kv_heads * config.head_dim, bias=bias)
         self.o_proj = nn.Linear(config.heads * config.head_dim, config.hidden, bias=bias)
-        self.q_norm = RMSNorm(config.head_dim, config.norm_eps)
-        self.k_norm = RMSNorm(config.head_dim, config.norm_eps)
+        norms = [RMSNorm(config.head_dim, config.norm_eps) if config.qk_norm else nn.Identity() for _ in range(2)]
+        self.q_norm, self.k_norm = norms
 
     def forward(
         self, x: torch.Tensor, angles: tuple[torch.Tensor, torch.Tensor], cache: PagedKVCache, plan: AttentionPlan

@@ -32,6 +32,8 @@ def unsupported(config: DecoderConfig, weight: torch.Tensor) -> str | None:
         return f"they need bfloat16 weights, not {weight.dtype}"
     if config.attention_bias or config.head_dim & (config.head_dim - 1) or config.head_dim < 32:
         return "they know no attention bias, and head sizes that are powers of two from 32 on alone"
+    if not config.qk_norm:
+        return "they norm queries and keys"
     if config.hidden % 128 or config.expert_intermediate % 128:
         return "sizes must be multiples of 128"
     if config.shared_intermediate and config.shared_intermediate % config.expert_intermediate:
@@ -134,6 +136,8 @@ class FusedDecoder:
 
 def _joined(layer: DecoderLayer) -> _Layer:
     attention: Attention = layer.self_attn
+    q_norm, k_norm = attention.q_norm, attention.k_norm
+    assert isinstance(q_norm, RMSNorm) and isinstance(k_norm, RMSNorm), "asked of `unsupported` before"
     mlp = layer.mlp
     fold_gain(layer.input_layernorm, attention.q_proj.weight, attention.k_proj.weight, attention.v_proj.weight)
     gate_up = down = experts = None
@@ -150,8 +154,8 @@ def _joined(layer: DecoderLayer) -> _Layer:
         experts = _experts(mlp)
     return _Layer(
         _join(attention.q_proj.weight, attention.k_proj.weight, attention.v_proj.weight),
-        attention.q_norm.weight.detach(),
-        attention.k_norm.weight.detach(),
+        q_norm.weight.detach(),
+        k_norm.weight.detach(),
         attention.o_proj.weight.detach(),
         gate_up,
         down,

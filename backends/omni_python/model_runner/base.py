@@ -121,6 +121,10 @@ class ARModelRunner(abc.ABC, Generic[R]):
         """Tokens that are not to be chosen: bool [V] or [rows, V]."""
         return None
 
+    def choose(self, rows: Sequence[R], logits: torch.Tensor) -> torch.Tensor:
+        """Each row's next token, int64 [rows], by float32 `logits` [rows, V]."""
+        return sample_tokens(logits, [row.sampler for row in rows], self.suppressed(rows))
+
     def why_finished(self, row: R) -> str | None:
         """Why the row's answer ends with its newest token; None where it goes on."""
         return "length" if len(row.generated) >= row.max_tokens else None
@@ -181,7 +185,7 @@ class ARModelRunner(abc.ABC, Generic[R]):
     def advance(self, rows: Sequence[R], hidden: torch.Tensor, logits: torch.Tensor) -> None:
         """Choose each row's next token by `logits` [rows, V], and call the hooks that follow it."""
         logits = logits.float()
-        tokens = sample_tokens(logits, [row.sampler for row in rows], self.suppressed(rows))
+        tokens = self.choose(rows, logits)
         valid = logits.amax(dim=-1).isfinite()
         going_on = []
         for index, (token, ok) in enumerate(torch.stack((tokens, valid.long()), dim=1).tolist()):

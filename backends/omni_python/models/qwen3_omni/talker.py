@@ -10,10 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from omni_python.layers.cuda_graph import GraphedOnCuda
 from omni_python.layers.decoder import Decoder, DecoderConfig
+from omni_python.layers.frame_completer import FrameCompleter
 from omni_python.layers.fused_decoder import MAX_ROWS
-from omni_python.layers.kv_cache import PAGE_TOKENS, AttentionPlan, KVRow, PagedKVCache
 from omni_python.model_runner.sampler import draw
 from omni_python.models.loading.checkpoint import read_tensors
 from omni_python.models.loading.dummy import LoadFormat, draw_weights, is_dummy
@@ -56,38 +55,36 @@ class ResidualDecoder(Decoder):
         self.codec_embedding = nn.ModuleList(nn.Embedding(vocab_size, config.hidden) for _ in range(groups - 1))
 
 
-class CodePredictor(nn.Module):
-    """Predicts a frame's remaining codes, group after group, from the talker's hidden state and its first code."""
+class CodePredictor(FrameCompleter):
+    """Predicts a frame's remaining codes, group after group, from the talker's hidden state and its first code.
+
+    Sampling are `sampled` [B] (bool) and `uniforms` [B, groups - 1] in 0..1: rows where `sampled` draw their codes by
+    `uniforms`, the others take the likeliest.
+    """
+
+    model: ResidualDecoder
 
     def __init__(self, config: Any) -> None:
-        super().__init__()
         decoder = decoder_config(config)
-        self.groups = config.num_code_groups
-        self.model = ResidualDecoder(decoder, config.vocab_size, self.groups)
+        super().__init__(ResidualDecoder(decoder, config.vocab_size, config.num_code_groups), config.num_code_groups)
         self.lm_head = nn.ModuleList(
             nn.Linear(decoder.hidden, config.vocab_size, bias=False) for _ in range(self.groups - 1)
         )
-        self._prepared: dict[int, tuple[PagedKVCache, list[AttentionPlan]]] = {}
-        self._graphed = GraphedOnCuda(self._complete)
         self.fused: Completion | None = None
         """Does the work in place of this module's own plain operations, where it is set."""
 
-    def forward(
-        self, hidden: torch.Tensor, first: torch.Tensor, sampled: torch.Tensor, uniforms: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Complete one frame of each row.
+    def embed(self, group: int, codes: torch.Tensor) -> torch.Tensor:
+        embedding: torch.Tensor = self.model.codec_embedding[group - 1](codes)
+        return embedding
 
-        `hidden` [B, H] is the talker's normed output that gave the first code, `first` [B, H] that code's embedding.
-        Rows where `sampled` [B] (bool) draw their codes by `uniforms` [B, groups - 1] in 0..1, the others take the
-        likeliest. Returns the codes [B, groups - 1] and the sum of their embeddings [B, H].
-        """
-        rows = len(hidden)
-        inputs: tuple[torch.Tensor, ...] = (hidden, first, sampled, uniforms)
-        if hidden.is_cuda:  # few sizes, so few graphs
-            padding = (1 << (rows - 1).bit_length()) - rows
-            inputs = tuple(F.pad(tensor, (0, 0) * (tensor.dim() - 1) + (0, padding)) for tensor in inputs)
-        codes, total = self._graphed(*inputs)
-        return codes[:rows], total[:rows]
+    def logits(self, group: int, hidden: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.lm_head[group - 1](hidden)
+        return logits
+
+    def choose(self, group: int, logits: torch.Tensor, sampling: tuple[torch.Tensor, ...]) -> torch.Tensor:
+        sampled, uniforms = sampling
+        drawn = draw(logits, RESIDUAL_TOP_K, RESIDUAL_TOP_P, uniforms[:, group - 1])
+        return torch.where(sampled, drawn, logits.argmax(dim=-1))
 
     def prepare(self, max_rows: int) -> None:
         """Capture, on a GPU, what `forward` does for each number of rows up to `max_rows`."""
@@ -100,39 +97,12 @@ class CodePredictor(nn.Module):
             rows *= 2
 
     def _complete(
-        self, hidden: torch.Tensor, first: torch.Tensor, sampled: torch.Tensor, uniforms: torch.Tensor
+        self, hidden: torch.Tensor, first: torch.Tensor, *sampling: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        rows = len(hidden)
-        if self.fused is not None and rows <= MAX_ROWS:
+        if self.fused is not None and len(hidden) <= MAX_ROWS:
+            sampled, uniforms = sampling
             return self.fused(hidden, first, sampled, uniforms)
-        cache, plans = self._prepare(rows, hidden.device)
-        x = torch.stack((hidden, first), dim=1).flatten(0, 1)
-        codes, total = [], torch.zeros_like(hidden)
-        for group, plan in enumerate(plans):
-            start = 0 if group == 0 else group + 1
-            positions = torch.arange(start, group + 2, device=x.device).repeat(rows).expand(3, -1)
-            out, _ = self.model(x, positions, cache, plan)
-            logits = self.lm_head[group](out.view(rows, -1, out.shape[-1])[:, -1]).float()
-            drawn = draw(logits, RESIDUAL_TOP_K, RESIDUAL_TOP_P, uniforms[:, group])
-            code = torch.where(sampled, drawn, logits.argmax(dim=-1))
-            x = self.model.codec_embedding[group](code)
-            codes.append(code)
-            total = total + x
-        return torch.stack(codes, dim=1), total
-
-    def _prepare(self, rows: int, device: torch.device) -> tuple[PagedKVCache, list[AttentionPlan]]:
-        """A cache with pages for `rows` rows, and the plan of each step: every row starts anew with every frame."""
-        if rows not in self._prepared:
-            pages = -(-(self.groups + 1) // PAGE_TOKENS)
-            owned = [range(row * pages, (row + 1) * pages) for row in range(rows)]
-            plans = [
-                AttentionPlan.build(
-                    [KVRow(own, 0, 2) if group == 0 else KVRow(own, group + 1, 1) for own in owned], device
-                )
-                for group in range(self.groups - 1)
-            ]
-            self._prepared[rows] = self.model.new_cache(rows * pages), plans
-        return self._prepared[rows]
+        return super()._complete(hidden, first, *sampling)
 
 
 class Talker(nn.Module):
