@@ -23,6 +23,7 @@ from omni_python.proto.messages import SubmitMessage, decode_message
 from omni_python.proto.payload import Payload
 from omni_python.proto.request import Message, OmniRequest, TextPart
 from omni_python.proto.timing import StageTiming
+from omni_python.proto.trace import Trace
 from omni_python.relay.base import RelaySettings
 
 POOL = 4 << 20
@@ -36,6 +37,7 @@ class Sink:
     events: queue.SimpleQueue[tuple[str, Any]] = field(default_factory=queue.SimpleQueue)
     cancelled: bool = False
     timings: dict[str, StageTiming] = field(default_factory=dict)
+    trace: Trace | None = None
 
     def chunk(self, payload: Payload) -> None:
         self.events.put(("chunk", payload))
@@ -43,7 +45,8 @@ class Sink:
     def result(self, stage: str, payload: Payload) -> None:
         self.events.put((stage, payload))
 
-    def finish(self, timings: Sequence[StageTiming]) -> None:
+    def finish(self, timings: Sequence[StageTiming], trace: Trace | None = None) -> None:
+        self.trace = trace
         self.timings = {timing.stage: timing for timing in timings}
         self.events.put(("finish", None))
 

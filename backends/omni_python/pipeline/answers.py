@@ -13,6 +13,7 @@ from typing import Protocol
 from omni_python.proto.errors import OmniError
 from omni_python.proto.payload import Payload
 from omni_python.proto.timing import StageTiming
+from omni_python.proto.trace import Trace
 
 STOP_TIMEOUT = 5.0
 """Seconds to wait for a thread that is still sending when the server stops."""
@@ -28,14 +29,14 @@ log = logging.getLogger(__name__)
 
 class ResponseSink(Protocol):
     """Where a request's answer goes: chunks and terminal stages' results as they come, then once `fail`, or `finish`
-    with when its stages worked, relative to the admission.
+    with when its stages worked, relative to the admission, and with its trace where the request asked for it.
 
     All but `is_cancelled` are called on one thread at a time, in order.
     """
 
     def chunk(self, payload: Payload) -> None: ...
     def result(self, stage: str, payload: Payload) -> None: ...
-    def finish(self, timings: Sequence[StageTiming]) -> None: ...
+    def finish(self, timings: Sequence[StageTiming], trace: Trace | None = None) -> None: ...
     def fail(self, error: OmniError) -> None: ...
     def is_cancelled(self) -> bool: ...
 

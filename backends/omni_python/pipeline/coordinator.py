@@ -18,9 +18,11 @@ from omni_python.pipeline.answers import AnswerThreads, ResponseSink
 from omni_python.pipeline.endpoint import Endpoint
 from omni_python.pipeline.members import Members
 from omni_python.pipeline.registry import ReplicaLoad
+from omni_python.pipeline.request_trace import RequestTrace, TracedSink
 from omni_python.pipeline.spec import Limits, PipelineSpec
 from omni_python.pipeline.stage_process import coordinator_address
 from omni_python.pipeline.submission import SubmitThreads
+from omni_python.pipeline.trace_store import TraceStore
 from omni_python.proto.errors import Cancelled, DeadlineExceeded, InvalidArgument, OmniError, Unavailable, Unsupported
 from omni_python.proto.messages import (
     AbortMessage,
@@ -31,17 +33,20 @@ from omni_python.proto.messages import (
     Envelope,
     LeaveMessage,
     Peer,
+    RecordOrder,
     RegisterMessage,
     Route,
     StreamMessage,
     SubmitMessage,
     SubmitReply,
+    TraceMessage,
     decode_reply,
     encode_message,
 )
 from omni_python.proto.payload import Payload
 from omni_python.proto.request import OmniRequest
 from omni_python.proto.timing import StageTiming
+from omni_python.proto.trace_context import TraceWish
 from omni_python.relay.base import RelaySettings
 
 CANCEL_POLL = 0.02
@@ -74,12 +79,14 @@ class _Request:
     deadline: float
     payload: OmniRequest | None
     stream: bool
+    record: RecordOrder | None
     state: RequestState = RequestState.PENDING
     completed: set[str] = field(default_factory=set)
     failed: set[str] = field(default_factory=set)
     route: Route = ()  # the processes that it was given to
     error: OmniError | None = None  # what the failed terminals failed with
     timings: dict[str, StageTiming] = field(default_factory=dict)  # by stage, relative to the admission
+    trace: RequestTrace | None = None
 
 
 class Coordinator:
@@ -95,11 +102,13 @@ class Coordinator:
         recover: Callable[[str, int], None] | None = None,
         limits: Limits | None = None,
         host: str | None = None,
+        traces: TraceStore | None = None,
     ) -> None:
         self.spec = spec
         self.limits = limits or Limits()
         self.finished = dict.fromkeys((RequestState.COMPLETED, RequestState.FAILED, RequestState.ABORTED), 0)
         """Requests by final state."""
+        self.traces = traces or TraceStore()
         self._bls = bls
         self._entry_model = spec.models[spec.entry_process]
         self._directory = directory
@@ -150,7 +159,12 @@ class Coordinator:
     def stats(self) -> dict[str, int]:
         """What is held now; all zero when no request is left."""
         queued = self._admission.waiting
-        return {"requests": len(self._requests), "queued": queued, "relay_slots": self._carrier.slots_in_use}
+        return {
+            "requests": len(self._requests),
+            "queued": queued,
+            "relay_slots": self._carrier.slots_in_use,
+            "traces": len(self.traces),
+        }
 
     def replica_loads(self) -> list[ReplicaLoad]:
         """How many requests each replica of each process works on now."""
@@ -160,8 +174,16 @@ class Coordinator:
         """Raises `Unavailable` where `submit` would: before work is put into a request that cannot be taken."""
         self._admission.check()
 
-    def submit(self, request: OmniRequest, sink: ResponseSink, deadline: float | None = None) -> str:
-        """Admit a request, with `deadline` seconds for it, and return its id at once; all else reaches `sink`.
+    def submit(
+        self,
+        request: OmniRequest,
+        sink: ResponseSink,
+        deadline: float | None = None,
+        order: RecordOrder | None = None,
+        wish: TraceWish | None = None,
+    ) -> str:
+        """Admit a request, with `deadline` seconds for it, and return its id at once; all else reaches `sink`. `order`
+        names what is recorded of it, and `wish` says whether it is traced.
 
         Raises `Unavailable` when too many are in flight and waiting, or so many that this one would be late, or the
         server is to stop.
@@ -171,11 +193,15 @@ class Coordinator:
         request_id = f"{self._endpoint.epoch:x}-{next(self._numbers)}"
         processes = self.spec.needed_processes(terminals)
         now = time.monotonic()
-        record = _Request(request_id, sink, terminals, processes, now, now + seconds, request, request.stream)
+        record = _Request(request_id, sink, terminals, processes, now, now + seconds, request, request.stream, order)
+        if self.traces.wants(wish):
+            self._trace(record, wish or TraceWish())
         with self._lock:
             starts = self._admission.admit(request_id, record, seconds)
             was_idle = not self._requests
             self._requests[request_id] = record
+            if record.trace is not None:
+                self.traces.begin(record.trace)
         if was_idle:
             self._members.wake()  # the watcher sleeps longer while there is nobody to watch for
         if starts:
@@ -207,6 +233,11 @@ class Coordinator:
             if request.state is RequestState.PENDING and (error := self._members.refusal(request.processes)):
                 self._end(request, RequestState.FAILED, error)
 
+    def _trace(self, request: _Request, wish: TraceWish) -> None:
+        host = self._carrier.site.host
+        request.trace = RequestTrace(request.id, self.spec.name, self.spec.entry_stage, host, wish)
+        request.sink = TracedSink(request.sink, request.trace, request.stream, self.traces.end)
+
     # -- submit threads
 
     def _submit_safely(self, request: _Request) -> None:
@@ -218,6 +249,8 @@ class Coordinator:
             self._end(request, RequestState.FAILED, OmniError.of(error))
 
     def _submit(self, request: _Request) -> None:
+        if request.trace is not None:
+            request.trace.begins()
         if (refusal := self._members.refusal(request.processes)) is not None:
             raise refusal
         payload = self._assign(request)
@@ -228,8 +261,17 @@ class Coordinator:
             raise Unavailable(f"stage {self.spec.entry_stage} is not there")
         envelope = self._carrier.pack(payload, [entry.epoch], request.id)
         remaining = request.deadline - time.monotonic()
+        if request.trace is not None:
+            request.trace.submits()
         message = SubmitMessage(
-            self._endpoint.epoch, request.id, self.spec.entry_stage, envelope, remaining, request.route
+            self._endpoint.epoch,
+            request.id,
+            self.spec.entry_stage,
+            envelope,
+            remaining,
+            request.route,
+            request.record,
+            traced=request.trace is not None,
         )
         try:
             reply = self._hand_over(entry, message)
@@ -276,6 +318,8 @@ class Coordinator:
                 self._on_stream(message)
             case CompleteMessage():
                 self._on_complete(message)
+            case TraceMessage():
+                self.traces.add(message)
             case RegisterMessage():
                 self._members.register(message)
             case LeaveMessage():
@@ -291,6 +335,8 @@ class Coordinator:
         request = self._requests.get(message.request_id)
         payload = self._payload(request, message.epoch, message.payload)
         if request is not None and payload is not None:
+            if request.trace is not None:
+                request.trace.work.arrived(message.source, stream=True)
             self._answers.put(request.id, lambda: request.sink.chunk(payload))
 
     def _on_complete(self, message: CompleteMessage) -> None:
@@ -307,6 +353,8 @@ class Coordinator:
         if message.source not in request.terminals:
             self._end(request, RequestState.FAILED, OmniError(f"unexpected result from stage {message.source}"))
             return
+        if request.trace is not None:
+            request.trace.work.arrived(message.source, stream=False)
         since = time.monotonic() - request.admitted
         for ago in message.timings:
             request.timings.setdefault(ago.stage, ago.shifted(since))

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from omni_python.pipeline.answers import ResponseSink
-from omni_python.pipeline.trace_parts import TracePart, lanes_and_hops
+from omni_python.pipeline.trace_parts import DIGITS, TracePart, lanes_and_hops
 from omni_python.proto.errors import Cancelled, OmniError
 from omni_python.proto.messages import TraceMessage
 from omni_python.proto.payload import Payload
@@ -87,7 +87,7 @@ class RequestTrace:
             self._parent_id,
             self._pipeline,
             self._time,
-            own.end - own.start,
+            round(own.end - own.start, DIGITS),
             self._state,
             self._error,
             self.complete.is_set(),

@@ -7,8 +7,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable
 
-from omni_python.pipeline.answers import ResponseSink
-from omni_python.pipeline.request_trace import RequestTrace, TracedSink
+from omni_python.pipeline.request_trace import RequestTrace
 from omni_python.proto.errors import NotFound
 from omni_python.proto.messages import TraceMessage
 from omni_python.proto.trace import Trace
@@ -45,16 +44,10 @@ class TraceStore:
             return wish.context.sampled
         return self._sample > 0 and random.random() < self._sample
 
-    def begin(self, trace: RequestTrace, sink: ResponseSink, stream: bool) -> ResponseSink:
-        """Keep the trace of a request that was just admitted; its answer goes to what is returned."""
+    def begin(self, trace: RequestTrace) -> None:
+        """A traced request was admitted; `end` is called when its last response was sent."""
         with self._lock:
             self._running[trace.id] = trace
-        return TracedSink(sink, trace, stream, self._end)
-
-    def drop(self, trace: RequestTrace) -> None:
-        """The request was refused after all."""
-        with self._lock:
-            self._running.pop(trace.id, None)
 
     def add(self, message: TraceMessage) -> None:
         """A process tells of its part, be the request over or not."""
@@ -75,7 +68,8 @@ class TraceStore:
         newest = ", ".join(trace.id for trace in ended[:NAMED])
         raise NotFound(f"there is no trace {name!r}; of {len(ended)} traces the newest are {newest}")
 
-    def _end(self, trace: RequestTrace) -> None:
+    def end(self, trace: RequestTrace) -> None:
+        """The request is over."""
         with self._lock:
             self._running.pop(trace.id, None)
             self._ended[trace.id] = trace
