@@ -357,7 +357,7 @@ def in_triton(report: Report, gpus: Gpus | None) -> None:
             for size in (*SIZES, *((256 * MB,) if gpus else ())):
                 report.measure(f"two edges in Triton, {where}", size, partial(once, size), 60)
             with urllib.request.urlopen(f"http://{server.host}:{server.metrics_port}/metrics", timeout=10) as reply:
-                print("\n".join(line for line in reply.read().decode().splitlines() if "relay_payloads" in line))
+                print("\n".join(line for line in reply.read().decode().splitlines() if "edge_payloads" in line))
 
 
 def main() -> None:

@@ -6,22 +6,24 @@ import re
 import time
 import urllib.request
 
+from omni_python.glue.metric_names import FAMILIES
 from omni_python.serve.triton_server import TritonServer
 
 _LINE = re.compile(r"(omni_\w+)\{(.*)\} (\S+)")
+_HELD = {family.name for family in FAMILIES if family.at_rest is not None}
 
 
 def read(server: TritonServer, name: str, **labels: str) -> float:
     """The sum of a metric's values over all label sets that have `labels`."""
-    return sum(value for found, of, value in _samples(server) if found == name and labels.items() <= of.items())
+    return sum(value for found, of, value in samples(server) if found == name and labels.items() <= of.items())
 
 
 def held(server: TritonServer, pipeline: str) -> dict[str, float]:
     """What a pipeline's stages, queues, KV caches and relays hold now: only what is not zero."""
     return {
         f"{name} {labels}": value
-        for name, labels, value in _samples(server)
-        if value and labels["pipeline"] == pipeline and not name.endswith("_total")
+        for name, labels, value in samples(server)
+        if value and labels["pipeline"] == pipeline and name in _HELD
     }
 
 
@@ -41,7 +43,8 @@ def wait_empty(server: TritonServer, pipeline: str, timeout: float = 5.0) -> Non
     assert not left, f"still held: {left}"
 
 
-def _samples(server: TritonServer) -> list[tuple[str, dict[str, str], float]]:
+def samples(server: TritonServer) -> list[tuple[str, dict[str, str], float]]:
+    """Name, labels and value of every series of this backend."""
     with urllib.request.urlopen(f"http://{server.host}:{server.metrics_port}/metrics", timeout=10) as reply:
         text = reply.read().decode()
     return [

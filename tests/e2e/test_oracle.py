@@ -125,7 +125,7 @@ def test_a_text_only_request_never_reaches_the_speech_stages(server: TritonServe
 
 def test_the_ways_of_payloads_are_counted(server: TritonServer, client: OmniClient) -> None:
     def sent(way: str) -> float:
-        return metrics.read(server, "omni_relay_payloads_total", pipeline="qwen3_omni", process="front", way=way)
+        return metrics.read(server, "omni_edge_payloads_total", pipeline="qwen3_omni", way=way)
 
     metrics.wait_empty(server, "qwen3_omni")
     inline, shm = sent("inline"), sent("shm")

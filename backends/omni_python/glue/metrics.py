@@ -1,82 +1,123 @@
-"""Numbers on Triton's /metrics. Every name stands here, and one thread a process writes them all: updates of custom
-metrics from several threads crash tritonserver (seen with 24.10)."""
+"""Writes numbers to Triton's /metrics. One thread a process writes them all: updates of custom metrics from several
+threads crash tritonserver (seen with 24.10)."""
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 
 import triton_python_backend_utils as pb_utils
+
+from omni_python.glue.metric_names import FAMILIES, Kind, Sample
+from omni_python.proto.histogram import Histogram
 
 PERIOD = 0.25
 """Seconds between two updates."""
 
-_FAMILIES: dict[str, tuple[bool, str]] = {  # name -> (counter or gauge, description)
-    "omni_requests_total": (True, "Requests by final state"),
-    "omni_requests_in_flight": (False, "Requests between admission and their final state"),
-    "omni_requests_queued": (False, "Admitted requests that wait for one in flight to end"),
-    "omni_replica_requests": (False, "Requests in flight that were given to a replica of a process"),
-    "omni_stage_requests_total": (True, "Requests that reached a stage"),
-    "omni_stage_held": (False, "What a stage holds now: requests, fan-in, scheduler rows, KV pages"),
-    "omni_relay_slots_in_use": (False, "Relay slots of a process that readers hold"),
-    "omni_relay_payloads_total": (True, "Payloads that a process sent to others, by the way they went"),
-    "omni_relay_waits_total": (True, "Payloads that had to wait for a slot, by relay"),
-}
+HISTOGRAM_PERIODS = 4
+"""Histograms are written at every so many updates: each of their buckets is a series, and each write a call to Triton
+(about 20 us)."""
 
-
-@dataclass(frozen=True)
-class Sample:
-    """The value of one metric now; a counter's is its total since start."""
-
-    name: str
-    value: float
-    labels: dict[str, str] = field(default_factory=dict)
+log = logging.getLogger(__name__)
 
 
 class MetricsWriter:
-    """Reads `samples()` every `PERIOD` seconds and writes what changed."""
+    """Reads `samples()` every `PERIOD` seconds and writes what changed.
+
+    Histograms are written as the counters that Prometheus reads in one: `_bucket` with the label `le`, `_sum` and
+    `_count`; `histogram_quantile` asks for no more. Triton has a kind of its own for them (`MetricFamily.HISTOGRAM`),
+    but that takes one call an observation, where this takes one a bucket and second, however much was observed.
+    """
 
     def __init__(self, pipeline: str, samples: Callable[[], Iterable[Sample]]) -> None:
         self._pipeline = pipeline
         self._samples = samples
-        self._families = {
-            name: pb_utils.MetricFamily(
-                name=name,
-                description=description,
-                kind=pb_utils.MetricFamily.COUNTER if counter else pb_utils.MetricFamily.GAUGE,
-            )
-            for name, (counter, description) in _FAMILIES.items()
-        }
-        self._metrics: dict[tuple[str, tuple[str, ...]], pb_utils.Metric] = {}
-        self._written: dict[tuple[str, tuple[str, ...]], float] = {}
+        self._families: dict[str, tuple[pb_utils.MetricFamily, bool]] = {}  # and whether they count
+        self._series: dict[tuple[str, tuple[str, ...]], _Series] = {}
+        self._held: set[_Series] = set()  # gauges that the last update wrote, and that fall back to 0
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="omni-metrics", daemon=True)
 
     def start(self) -> None:
+        """Nothing is written to a server that was told to have no metrics."""
+        try:
+            for family in FAMILIES:
+                counts = family.kind is not Kind.GAUGE
+                kind = pb_utils.MetricFamily.COUNTER if counts else pb_utils.MetricFamily.GAUGE
+                for name in family.series:
+                    made = pb_utils.MetricFamily(name=name, description=family.help, kind=kind)
+                    self._families[name] = made, counts
+        except pb_utils.TritonModelException as error:
+            log.warning("no metrics: %s", error)
+            return
         self._thread.start()
 
     def stop(self) -> None:
         self._stop.set()
-        self._thread.join()
+        if self._thread.ident is not None:
+            self._thread.join()
 
     def _run(self) -> None:
+        updates = 0
         while not self._stop.is_set():
-            for sample in self._samples():
-                self._write(sample)
+            try:
+                self._update(histograms=updates % HISTOGRAM_PERIODS == 0)
+            except Exception:
+                log.exception("metrics could not be written")
+            updates += 1
             self._stop.wait(PERIOD)
 
-    def _write(self, sample: Sample) -> None:
-        key = (sample.name, tuple(sample.labels.values()))
-        written = self._written.get(key)
-        if written == sample.value:
+    def _update(self, histograms: bool) -> None:
+        self._held, before = set(), self._held
+        for sample in self._samples():
+            if isinstance(sample.value, Histogram):
+                if histograms:
+                    self._write_histogram(sample, sample.value)
+                continue
+            series = self._of(sample.family.name, sample.family.labels, sample.labels)
+            series.write(sample.value)
+            if sample.family.at_rest is not None:
+                self._held.add(series)
+        for series in before - self._held:  # of a replica or a reader that is gone
+            series.write(0)
+
+    def _write_histogram(self, sample: Sample, histogram: Histogram) -> None:
+        """From the widest bucket down, so that whoever reads meanwhile never finds more in a narrower one."""
+        bucket, total, count = sample.family.series
+        names, values = sample.family.labels, sample.labels
+        cumulative = histogram.cumulative
+        if not self._of(count, names, values).write(cumulative[-1]):
             return
-        metric = self._metrics.get(key)
-        if metric is None:
-            labels = {"pipeline": self._pipeline, **sample.labels}
-            metric = self._metrics[key] = self._families[sample.name].Metric(labels=labels)
-        if _FAMILIES[sample.name][0]:
-            metric.increment(sample.value - (written or 0.0))
-        else:
-            metric.set(sample.value)
-        self._written[key] = sample.value
+        self._of(total, names, values).write(histogram.sum)
+        bounds = (*(f"{bound:g}" for bound in histogram.bounds), "+Inf")
+        for bound, number in zip(reversed(bounds), reversed(cumulative), strict=True):
+            self._of(bucket, (*names, "le"), (*values, bound)).write(number)
+
+    def _of(self, name: str, labels: tuple[str, ...], values: tuple[str, ...]) -> _Series:
+        series = self._series.get((name, values))
+        if series is None:
+            given = dict(zip(("pipeline", *labels), (self._pipeline, *values), strict=True))
+            family, counts = self._families[name]
+            series = self._series[name, values] = _Series(family.Metric(labels=given), counts)
+        return series
+
+
+class _Series:
+    """One time series, and what was last written to it."""
+
+    def __init__(self, metric: pb_utils.Metric, is_counter: bool) -> None:
+        self._metric = metric
+        self._is_counter = is_counter
+        self._written: float | None = None
+
+    def write(self, value: float) -> bool:
+        """A gauge's value, or a counter's total; False where it is what was written last."""
+        if value == self._written:
+            return False
+        if not self._is_counter:
+            self._metric.set(value)
+        elif value:
+            self._metric.increment(value - (self._written or 0.0))
+        self._written = value
+        return True

@@ -7,6 +7,7 @@ import json
 import logging
 import threading
 import time
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,13 +16,15 @@ import triton_python_backend_utils as pb_utils
 from omni_python.config.topology import resolve_topology
 from omni_python.glue.bls import call_stage
 from omni_python.glue.context import ModelContext
-from omni_python.glue.metrics import MetricsWriter, Sample
+from omni_python.glue.metrics import MetricsWriter
+from omni_python.glue.pipeline_samples import pipeline_samples
 from omni_python.glue.recovery import ModelReloader
 from omni_python.glue.request import parse_request
 from omni_python.glue.response import TritonSink, send_description, send_error, send_uptime
+from omni_python.pipeline.answer_stats import AnswerStats, MeasuredSink
 from omni_python.pipeline.build import limits, pipeline_info, pipeline_spec, relay_settings
 from omni_python.pipeline.coordinator import Coordinator
-from omni_python.proto.errors import Cancelled, OmniError
+from omni_python.proto.errors import Cancelled, ErrorCode, OmniError
 from omni_python.proto.info import PipelineInfo
 
 log = logging.getLogger(__name__)
@@ -49,7 +52,10 @@ class Orchestrator:
         )
         self._reloader.start()
         self._coordinator.start()
-        self._metrics = MetricsWriter(spec.name, self._samples)
+        self._answers = AnswerStats()
+        self._refused: Counter[ErrorCode] = Counter()
+        samples = functools.partial(pipeline_samples, self._coordinator, self._answers, self._refused)
+        self._metrics = MetricsWriter(spec.name, samples)
         self._metrics.start()
 
     def execute(self, requests: Sequence[Any]) -> None:
@@ -68,11 +74,14 @@ class Orchestrator:
                 sink = TritonSink(sender, parsed)
                 if parsed.request.stream:
                     sink.announce()
-                self._coordinator.submit(parsed.request, sink, parsed.timeout)
+                measured = MeasuredSink(sink, self._answers, parsed.request.stream)
+                self._coordinator.submit(parsed.request, measured, parsed.timeout)
             except Exception as error:
                 if not isinstance(error, OmniError):
                     log.exception("a request could not be read")
-                send_error(sender, OmniError.of(error))
+                refusal = OmniError.of(error)
+                self._refused[refusal.code] += 1
+                send_error(sender, refusal)
 
     def _describe(self, sender: Any, whole: bool) -> None:
         if whole:  # reading the checkpoint for the first time takes seconds
@@ -95,17 +104,3 @@ class Orchestrator:
         self._metrics.stop()
         self._reloader.stop()
         self._coordinator.stop()
-
-    def _samples(self) -> list[Sample]:
-        coordinator = self._coordinator
-        held = coordinator.stats()
-        return [
-            Sample("omni_requests_in_flight", held["requests"]),
-            Sample("omni_requests_queued", held["queued"]),
-            Sample("omni_relay_slots_in_use", held["relay_slots"], {"process": "orchestrator"}),
-            *(
-                Sample("omni_replica_requests", load.requests, {"process": load.process, "replica": str(load.replica)})
-                for load in coordinator.replica_loads()
-            ),
-            *(Sample("omni_requests_total", n, {"state": state.value}) for state, n in coordinator.finished.items()),
-        ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,8 +11,10 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 from omni_python.glue.context import ModelContext
-from omni_python.glue.metrics import MetricsWriter, Sample
+from omni_python.glue.metrics import MetricsWriter
+from omni_python.glue.stage_samples import process_samples
 from omni_python.pipeline.build import build_stages, relay_settings
+from omni_python.pipeline.gpu_memory import gpu_memory
 from omni_python.pipeline.stage_process import StageProcess
 from omni_python.proto.errors import InvalidArgument
 from omni_python.proto.messages import SubmitMessage, SubmitReply, WireError, decode_message
@@ -27,7 +30,8 @@ class StageModel:
     def __init__(self, context: ModelContext) -> None:
         assert context.process is not None
         config = context.config
-        stages = build_stages(config, context.process, context.repository, context.replica)
+        memory = gpu_memory(config, context.process, context.replica)
+        stages = build_stages(config, context.process, context.repository, context.replica, memory)
         self._process = StageProcess(
             config.resolved_name,
             context.process,
@@ -37,7 +41,8 @@ class StageModel:
             replica=context.replica,
         )
         self._process.start()
-        self._metrics = MetricsWriter(config.resolved_name, self._samples)
+        samples = functools.partial(process_samples, self._process, memory)
+        self._metrics = MetricsWriter(config.resolved_name, samples)
         self._metrics.start()
 
     def execute(self, requests: Sequence[Any]) -> None:
@@ -62,25 +67,3 @@ class StageModel:
         if not isinstance(message, SubmitMessage):
             return SubmitReply(0, WireError.of(InvalidArgument("a stage's model takes SubmitMessages")))
         return self._process.submit(message)
-
-    def _samples(self) -> list[Sample]:
-        replica = str(self._process.replica)
-        process = {"process": self._process.process, "replica": replica}
-        samples = [
-            Sample("omni_relay_slots_in_use", self._process.relay_slots_in_use, process),
-            *(
-                Sample("omni_relay_payloads_total", count, {**process, "way": way})
-                for way, count in self._process.carried.items()
-            ),
-            *(
-                Sample("omni_relay_waits_total", stats["waits"], {**process, "relay": relay})
-                for relay, stats in self._process.relay_stats().items()
-            ),
-        ]
-        for stage in self._process.stages.values():
-            labels = {"stage": stage.spec.name, "replica": replica}
-            samples.append(Sample("omni_stage_requests_total", stage.accepted, labels))
-            samples += [
-                Sample("omni_stage_held", count, {**labels, "what": what}) for what, count in stage.stats().items()
-            ]
-        return samples

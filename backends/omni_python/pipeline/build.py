@@ -8,6 +8,7 @@ from typing import Any
 from omni_python.config.resolve import apply_env_defaults, factory_kwargs, resolve_dotted, resolved_model_path
 from omni_python.config.schema import PipelineConfig, RelayConfig, StageConfig
 from omni_python.config.topology import Topology, resolve_topology
+from omni_python.pipeline.gpu_memory import GpuMemory
 from omni_python.pipeline.gpu_share import take_gpu_share
 from omni_python.pipeline.spec import Limits, PipelineSpec
 from omni_python.pipeline.stage import StageSpec
@@ -61,9 +62,10 @@ def _feeders(topology: Topology, stage: str) -> frozenset[str]:
 
 
 def build_stages(
-    config: PipelineConfig, process: str, repository: Path, replica: int = 0
+    config: PipelineConfig, process: str, repository: Path, replica: int = 0, memory: GpuMemory | None = None
 ) -> list[tuple[StageSpec, Scheduler]]:
     """Import and build every stage of a process. Environment defaults are set first, since they must precede imports.
+    `memory` is told of each stage.
 
     Raises `ConfigError` for paths and arguments that do not fit, `OmniError` for a factory that returns no scheduler,
     `Unavailable` where the stages' shares of the GPU's memory are not free.
@@ -85,6 +87,8 @@ def build_stages(
                 f"stages.{name}.factory: {stage.factory} returned a {type(scheduler).__name__}, not a Scheduler"
             )
         built.append((stage_spec(stage), scheduler))
+        if memory is not None:
+            memory.built(name)
     return built
 
 

@@ -15,12 +15,13 @@ from omni_python.control.directory import leave_directory, remove_leftovers
 from omni_python.control.liveness import PERIOD, LifeSign, remove_life_sign, write_life_sign
 from omni_python.pipeline.admission import Admission
 from omni_python.pipeline.answers import AnswerThreads, ResponseSink
+from omni_python.pipeline.edge_stats import EdgeStats
 from omni_python.pipeline.endpoint import Endpoint
 from omni_python.pipeline.members import Members
 from omni_python.pipeline.registry import ReplicaLoad
 from omni_python.pipeline.request_trace import RequestTrace, TracedSink
 from omni_python.pipeline.spec import Limits, PipelineSpec
-from omni_python.pipeline.stage_process import coordinator_address
+from omni_python.pipeline.stage_process import CLIENT, coordinator_address
 from omni_python.pipeline.submission import SubmitThreads
 from omni_python.pipeline.trace_store import TraceStore
 from omni_python.proto.errors import Cancelled, DeadlineExceeded, InvalidArgument, OmniError, Unavailable, Unsupported
@@ -108,6 +109,8 @@ class Coordinator:
         self.limits = limits or Limits()
         self.finished = dict.fromkeys((RequestState.COMPLETED, RequestState.FAILED, RequestState.ABORTED), 0)
         """Requests by final state."""
+        self.edges = EdgeStats()
+        """What went to the entry stage."""
         self.traces = traces or TraceStore()
         self._bls = bls
         self._entry_model = spec.models[spec.entry_process]
@@ -282,6 +285,7 @@ class Coordinator:
             self._carrier.take_back(envelope, [entry.epoch])  # if the stage has not given it back itself
             raise reply.error.exception()
         with self._lock:
+            self.edges.sent(CLIENT, self.spec.entry_stage, envelope)
             if request.state is RequestState.PENDING:
                 request.state = RequestState.RUNNING
             ended_early = request.state in (RequestState.FAILED, RequestState.ABORTED)

@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -117,6 +117,15 @@ class StageProcess:
     def carried(self) -> dict[str, int]:
         """Payloads sent to other processes so far, by way."""
         return dict(self._carrier.carried)
+
+    def relay_slots_by_reader(self) -> Counter[str]:
+        """Relay slots out, by the process that reads them: "orchestrator", and "" for those that are being written."""
+        names = {peer.epoch: peer.process for peers in list(self._peers.values()) for peer in peers}
+        names[self._view[0]] = "orchestrator"
+        slots = Counter(dict.fromkeys(names.values(), 0))
+        for epoch, count in self._carrier.lent().items():
+            slots[names.get(epoch or 0, "")] += count
+        return slots
 
     def relay_stats(self) -> dict[str, dict[str, int]]:
         """By relay: slots out, and how often a payload waited for one or went beside the pool."""
