@@ -33,6 +33,10 @@ LOOK_UP_S = 5.0
 """Patience for the small calls, which a healthy server answers in milliseconds."""
 
 _ANY_LENGTH = -1
+_RECONNECT_MS = 100, 1000
+"""Before the second try to connect, and at most before a later one. gRPC's own 1 s to 120 s, which all channels of a
+process to one address share, would notice a server that is back seconds late."""
+
 _LOCAL = (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.INVALID_ARGUMENT)
 """What gRPC itself says of a message that cannot be sent."""
 
@@ -56,8 +60,9 @@ _FAILURES: dict[str, type[RequestFailed]] = {
 
 
 def channel_options(url: str) -> list[tuple[str, int]]:
-    """Messages of any length, and no proxy to a server on this machine."""
+    """Messages of any length, new connections without long waits, and no proxy to a server on this machine."""
     options = [("grpc.max_send_message_length", _ANY_LENGTH), ("grpc.max_receive_message_length", _ANY_LENGTH)]
+    options += zip(("grpc.initial_reconnect_backoff_ms", "grpc.max_reconnect_backoff_ms"), _RECONNECT_MS, strict=True)
     # gRPC would go through a proxy of the environment even to this machine.
     return [*options, ("grpc.enable_http_proxy", 0)] if _is_loopback(url) else options
 
