@@ -74,7 +74,7 @@ def trace(sink: Sink) -> tuple[str, int]:
 
 def test_each_request_stays_with_its_replicas_and_they_share_evenly(forward: Pipeline) -> None:
     sizes = [random.randrange(1, 200) for _ in range(64)]
-    sinks = [forward.submit(chunks=size, chunk_bytes=random.choice((8, 30_000)), trace=True)[1] for size in sizes]
+    sinks = [forward.submit(chunks=size, chunk_bytes=random.choice((8, 30_000)), tell_makers=True)[1] for size in sizes]
     traced = [trace(sink) for sink in sinks]
     assert [count for _, count in traced] == sizes
     pairs = Counter(pair for pair, _ in traced)
@@ -118,7 +118,7 @@ def test_an_abort_goes_to_the_replicas_of_its_request_alone(forward: Pipeline) -
 
 
 def test_the_death_of_one_replica_ends_its_requests_alone(forward: Pipeline) -> None:
-    sinks = [forward.submit(chunks=3000, chunk_bytes=8, trace=True)[1] for _ in range(12)]
+    sinks = [forward.submit(chunks=3000, chunk_bytes=8, tell_makers=True)[1] for _ in range(12)]
     end = time.monotonic() + 5
     while sum(loads(forward).values()) < 24 and time.monotonic() < end:
         time.sleep(0.001)
@@ -127,7 +127,7 @@ def test_the_death_of_one_replica_ends_its_requests_alone(forward: Pipeline) -> 
     [peer] = [peer for peer in members.registry.peers() if (peer.process, peer.replica) == ("b", 1)]
     doomed = loads(forward)["b", 1]
     members.lose(peer.epoch, "died")
-    new = [forward.submit(chunks=10, trace=True)[1] for _ in range(9)]
+    new = [forward.submit(chunks=10, tell_makers=True)[1] for _ in range(9)]
     failed = 0
     for sink in sinks:
         try:
@@ -145,7 +145,9 @@ def test_random_aborts_leave_nothing_behind(forward: Pipeline) -> None:
     rng = random.Random()
     sinks = []
     for _ in range(120):
-        request_id, sink = forward.submit(chunks=rng.randrange(2000), chunk_bytes=rng.choice((8, 40_000)), trace=True)
+        request_id, sink = forward.submit(
+            chunks=rng.randrange(2000), chunk_bytes=rng.choice((8, 40_000)), tell_makers=True
+        )
         sinks.append(sink)
         threading.Timer(rng.random() * 0.05, forward.coordinator.abort, (request_id,)).start()
         time.sleep(0.002)

@@ -123,6 +123,34 @@ class LimitsConfig(ConfigModel):
         return "limits", []
 
 
+class TraceConfig(ConfigModel):
+    """Which requests are traced beside those that ask for it, and where traces go.
+
+    `sample` is the share (0 to 1) of the requests that say nothing of it themselves. The orchestrator keeps the traces
+    of the last `keep` that have ended. `otlp_endpoint` is the URL to which all are sent over OTLP/HTTP, for example
+    http://localhost:4318/v1/traces; it needs the extra `otel`.
+    """
+
+    sample: Annotated[float, Field(ge=0, le=1)] = 0.0
+    keep: Annotated[StrictInt, Field(ge=1, le=10_000)] = 64
+    otlp_endpoint: StrictStr | None = None
+
+    @field_validator("otlp_endpoint")
+    @classmethod
+    def _check_endpoint(cls, value: str | None) -> str | None:
+        if value is not None and not re.fullmatch(r"https?://[^/\s]+(/\S*)?", value):
+            raise PydanticCustomError(
+                "omni",
+                "must be a URL like http://localhost:4318/v1/traces, not {value}",
+                {"value": repr(value)},
+            )
+        return value
+
+    @classmethod
+    def _paths(cls, data: dict[str, Any]) -> tuple[str, list[str]]:
+        return "trace", []
+
+
 class StageConfig(ConfigModel):
     """One logical stage. All functions and the factory are dotted import paths.
 
@@ -203,6 +231,7 @@ class PipelineDeclaration(ConfigModel):
     relay_backend: RelayBackend = "shm"
     endpoints: EndpointsConfig = EndpointsConfig()
     limits: LimitsConfig = LimitsConfig()
+    trace: TraceConfig = TraceConfig()
     env_defaults: Environment = {}
     runtime_overrides: dict[StrictStr, Arguments] = {}
     fused_stages: list[list[StrictStr]] = []
@@ -257,4 +286,5 @@ _MODELS: dict[str, type[BaseModel]] = {
     "relay": RelayConfig,
     "endpoints": EndpointsConfig,
     "limits": LimitsConfig,
+    "trace": TraceConfig,
 }

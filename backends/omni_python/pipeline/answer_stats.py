@@ -17,6 +17,7 @@ from omni_python.proto.errors import Cancelled, OmniError
 from omni_python.proto.histogram import Histogram
 from omni_python.proto.payload import AudioOutput, Payload, TextOutput
 from omni_python.proto.timing import StageTiming
+from omni_python.proto.trace import Trace
 
 End = Literal["completed", "failed", "aborted"]
 
@@ -107,9 +108,9 @@ class MeasuredSink:
         elif isinstance(payload, AudioOutput):
             self._sums.audio_frames += payload.num_frames
 
-    def finish(self, timings: Sequence[StageTiming]) -> None:
+    def finish(self, timings: Sequence[StageTiming], trace: Trace | None = None) -> None:
         try:
-            self._inner.finish(timings)
+            self._inner.finish(timings, trace)
         finally:
             self._end("completed")
 

@@ -12,6 +12,7 @@ from omni_python.pipeline.gpu_memory import GpuMemory
 from omni_python.pipeline.gpu_share import take_gpu_share
 from omni_python.pipeline.spec import Limits, PipelineSpec
 from omni_python.pipeline.stage import StageSpec
+from omni_python.pipeline.trace_store import TraceStore
 from omni_python.proto.errors import OmniError
 from omni_python.proto.info import PipelineInfo
 from omni_python.relay.base import RelaySettings
@@ -37,6 +38,11 @@ def limits(config: PipelineConfig) -> Limits:
     """The coordinator's bounds."""
     given = config.limits
     return Limits(given.max_in_flight, given.max_queued, given.deadline_s, given.grace_s, given.silence_s)
+
+
+def trace_store(config: PipelineConfig) -> TraceStore:
+    """Where the orchestrator keeps traces, and from where they are exported."""
+    return TraceStore(config.trace.sample, config.trace.keep)
 
 
 def pipeline_info(config: PipelineConfig, repository: Path) -> PipelineInfo:

@@ -15,8 +15,8 @@ class NoopParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     `nbytes` of data go through the line, or `chunks` chunks of `chunk_bytes` over the streaming edge. `delay` is the
     seconds of work in stage `delay_stage`; `fail_stage` names a stage that fails. `timed` asks the line how long its
-    data took from the first stage to the last, `trace` the streaming pipelines which of their replicas made what: each
-    chunk's text is then "<source>><sink> ".
+    data took from the first stage to the last, `tell_makers` the streaming pipelines which of their replicas made
+    what: each chunk's text is then "<source>><sink> ".
     """
 
     nbytes: int = 0
@@ -26,7 +26,7 @@ class NoopParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     delay_stage: str = "b"
     fail_stage: str = ""
     timed: bool = False
-    trace: bool = False
+    tell_makers: bool = False
 
     @classmethod
     def of(cls, request: OmniRequest) -> NoopParams:

@@ -179,7 +179,7 @@ class _ChunkSink(_ThreadScheduler):
             self._counts[request_id] = count + 1
             if self._forward:
                 block = message.data
-                text = f"{block.maker}>{self.name} " if block.params.trace else "x" * len(block.data)
+                text = f"{block.maker}>{self.name} " if block.params.tell_makers else "x" * len(block.data)
                 self.outbox.put(OutgoingMessage(request_id, "stream", TextOutput(text)))
             return
         self._ends[request_id] = self._ends.get(request_id, 0) + 1
