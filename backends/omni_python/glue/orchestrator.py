@@ -19,13 +19,15 @@ from omni_python.glue.context import ModelContext
 from omni_python.glue.metrics import MetricsWriter
 from omni_python.glue.pipeline_samples import pipeline_samples
 from omni_python.glue.recovery import ModelReloader
-from omni_python.glue.request import parse_request
+from omni_python.glue.request import ParsedRequest, parse_request
 from omni_python.glue.response import TritonSink, send_description, send_error, send_uptime
 from omni_python.pipeline.answer_stats import AnswerStats, MeasuredSink
 from omni_python.pipeline.build import limits, pipeline_info, pipeline_spec, relay_settings
 from omni_python.pipeline.coordinator import Coordinator
+from omni_python.pipeline.recording import new_order, record_directory, recording_path
 from omni_python.proto.errors import Cancelled, ErrorCode, OmniError
 from omni_python.proto.info import PipelineInfo
+from omni_python.proto.messages import RecordOrder
 
 log = logging.getLogger(__name__)
 
@@ -50,6 +52,7 @@ class Orchestrator:
             self._reloader.recover,
             limits(context.config),
         )
+        self._record_directory = record_directory()
         self._reloader.start()
         self._coordinator.start()
         self._answers = AnswerStats()
@@ -71,17 +74,30 @@ class Orchestrator:
                     raise Cancelled("the client had left before the request was read")
                 tensors = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
                 parsed = parse_request(tensors, json.loads(request.parameters() or "{}"))
-                sink = TritonSink(sender, parsed)
+                record = self._record_order(parsed) if parsed.record else None
+                sink = TritonSink(sender, parsed, self._recordings(record))
                 if parsed.request.stream:
                     sink.announce()
                 measured = MeasuredSink(sink, self._answers, parsed.request.stream)
-                self._coordinator.submit(parsed.request, measured, parsed.timeout)
+                self._coordinator.submit(parsed.request, measured, parsed.timeout, record)
             except Exception as error:
                 if not isinstance(error, OmniError):
                     log.exception("a request could not be read")
                 refusal = OmniError.of(error)
                 self._refused[refusal.code] += 1
                 send_error(sender, refusal)
+
+    def _record_order(self, parsed: ParsedRequest) -> RecordOrder:
+        spec = self._coordinator.spec
+        stages = [stage for stages in spec.stages.values() for stage in stages]
+        unused = spec.unneeded(spec.active_terminals(parsed.request))
+        return new_order(self._record_directory, parsed.record, stages, unused, json.dumps(parsed.request.sampling))
+
+    def _recordings(self, record: RecordOrder | None) -> list[str]:
+        """The files that will be written."""
+        if record is None or self._record_directory is None:
+            return []
+        return [str(recording_path(self._record_directory, record.name, stage)) for stage in record.stages]
 
     def _describe(self, sender: Any, whole: bool) -> None:
         if whole:  # reading the checkpoint for the first time takes seconds

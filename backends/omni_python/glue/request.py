@@ -30,6 +30,8 @@ MAX_TEXT_BYTES = 4 << 20
 SCHEMES = ("http", "https", "file")
 """Of URLs that a pipeline's media policy may allow."""
 MAX_URL = 8192
+MAX_RECORDED = 64
+"""Stages of a request that are recorded."""
 _ADDRESSES = tuple(f"{scheme}://".encode() for scheme in SCHEMES)
 
 _OWN_PARAMETERS = ("stream", "exclude_input_in_output", "voice")  # HTTP clients may send these beside the inputs
@@ -42,6 +44,8 @@ class ParsedRequest:
     """One of `AUDIO_FORMATS`: how the client wants speech."""
     timeout: float | None = None
     """Seconds that the request may take; None for the pipeline's own limit."""
+    record: tuple[str, ...] = ()
+    """The stages to be recorded."""
 
 
 class _Data(msgspec.Struct, forbid_unknown_fields=True):
@@ -94,6 +98,7 @@ def parse_request(tensors: Mapping[str, np.ndarray], parameters: Mapping[str, An
     own = {name: loose.pop(name) for name in _OWN_PARAMETERS if name in loose}
     sampling = {**loose, **inputs.json_object("sampling_parameters")}
     timeout = _timeout(sampling.pop("timeout_ms", None))
+    record = _stages(sampling.pop("record", None))
     audio_format = inputs.string("audio_format") or AUDIO_FORMATS[0]
     if audio_format not in AUDIO_FORMATS:
         raise InvalidArgument(f"audio_format: {audio_format!r} is not one of {', '.join(AUDIO_FORMATS)}")
@@ -105,7 +110,7 @@ def parse_request(tensors: Mapping[str, np.ndarray], parameters: Mapping[str, An
         stream=inputs.flag("stream", _parameter(own, "stream", bool) or False),
         echo=not inputs.flag("exclude_input_in_output", _parameter(own, "exclude_input_in_output", bool) is not False),
     )
-    return ParsedRequest(request, audio_format, timeout)
+    return ParsedRequest(request, audio_format, timeout, record=record)
 
 
 def _timeout(milliseconds: Any) -> float | None:
@@ -115,6 +120,13 @@ def _timeout(milliseconds: Any) -> float | None:
     if isinstance(milliseconds, bool) or not isinstance(milliseconds, int | float) or not milliseconds > 0:
         raise InvalidArgument(f"timeout_ms: must be a number of milliseconds above 0, not {milliseconds!r}")
     return float(milliseconds) / 1000
+
+
+def _stages(record: Any) -> tuple[str, ...]:
+    names = [record] if isinstance(record, str) else record or []
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names) or len(names) > MAX_RECORDED:
+        raise InvalidArgument(f"record: must be a stage's name or a list of at most {MAX_RECORDED}, not {record!r:.80}")
+    return tuple(dict.fromkeys(names))
 
 
 def _parameter(parameters: Mapping[str, Any], name: str, kind: type) -> Any:

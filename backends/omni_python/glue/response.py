@@ -58,8 +58,11 @@ class TritonSink:
     finish reason is "error" and whose usage tells the reason of each part, and an error.
     """
 
-    def __init__(self, sender: Any, parsed: ParsedRequest) -> None:
+    def __init__(self, sender: Any, parsed: ParsedRequest, recordings: Sequence[str] = ()) -> None:
+        """`recordings` are the files that the client is told of: at first where it streams, since the request may fail,
+        else with all the rest."""
         self._sender = sender
+        self._recordings = [_bytes("recordings", json.dumps(recordings))] if recordings else []
         self._ending_lock = threading.Lock()
         self._ended = False
         self._lost: OmniError | None = None  # why a response could not be sent: the answer has a hole
@@ -74,7 +77,7 @@ class TritonSink:
 
     def announce(self) -> None:
         """A response without content. Triton notices a client that leaves (HTTP) only once one was sent."""
-        self._sender.send(pb_utils.InferenceResponse([]))
+        self._sender.send(pb_utils.InferenceResponse(self._recordings))
 
     def is_cancelled(self) -> bool:
         """Whether the client has left. Never asks Triton once the last response is on its way: that crashes the whole
@@ -126,6 +129,7 @@ class TritonSink:
     def _send_end(self, timings: Sequence[StageTiming]) -> None:
         tensors = [_bytes("stage_timings", json.dumps([_rounded(timing) for timing in timings]))]
         if not self._stream:
+            tensors += self._recordings
             if self._text_end is not None:
                 tensors += self._content(TextOutput("".join(self._text)), even_if_empty=True)
             if self._audio_end is not None:

@@ -13,6 +13,7 @@ import triton_python_backend_utils as pb_utils
 from omni_python.glue.context import ModelContext
 from omni_python.glue.metrics import MetricsWriter
 from omni_python.glue.stage_samples import process_samples
+from omni_python.glue.replay import ReplayModel
 from omni_python.pipeline.build import build_stages, relay_settings
 from omni_python.pipeline.gpu_memory import gpu_memory
 from omni_python.pipeline.stage_process import StageProcess
@@ -41,12 +42,17 @@ class StageModel:
             replica=context.replica,
         )
         self._process.start()
+        self._replays = ReplayModel(self._process, f"{config.resolved_name}_{context.process}")
         samples = functools.partial(process_samples, self._process, memory)
         self._metrics = MetricsWriter(config.resolved_name, samples)
         self._metrics.start()
 
     def execute(self, requests: Sequence[Any]) -> None:
         for request in requests:
+            recording = pb_utils.get_input_tensor_by_name(request, "recording")
+            if recording is not None:
+                self._replays.execute(request, recording)
+                continue
             reply = msgspec.msgpack.encode(self._answer(request))
             tensor = pb_utils.Tensor("reply", np.frombuffer(reply, np.uint8))
             request.get_response_sender().send(
@@ -60,8 +66,11 @@ class StageModel:
 
     def _answer(self, request: Any) -> SubmitReply:
         """Errors go inside the reply: BLS loses those that are not a first response."""
+        tensor = pb_utils.get_input_tensor_by_name(request, "message")
+        if tensor is None:
+            return SubmitReply(0, WireError.of(InvalidArgument("give `message`, or `recording`")))
         try:
-            message = decode_message(pb_utils.get_input_tensor_by_name(request, "message").as_numpy().tobytes())
+            message = decode_message(tensor.as_numpy().tobytes())
         except msgspec.MsgspecError as error:
             return SubmitReply(0, WireError.of(InvalidArgument(f"`message` is no encoded message: {error}")))
         if not isinstance(message, SubmitMessage):

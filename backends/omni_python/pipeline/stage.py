@@ -15,6 +15,7 @@ from typing import Protocol
 from omni_python.pipeline.deadlines import DeadlineWatch
 from omni_python.pipeline.fan_in import FanIn, MergeFn, WaitForFn
 from omni_python.pipeline.recent import RecentIds
+from omni_python.pipeline.taps import InputKind, Tap
 from omni_python.pipeline.stage_stats import StageStats
 from omni_python.proto.errors import DeadlineExceeded, ErrorCode, OmniError, Unavailable
 from omni_python.proto.payload import Payload
@@ -106,6 +107,8 @@ class Stage:
         self.scheduler = scheduler
         self.accepted = 0
         """Requests that ever reached the scheduler."""
+        self.taps: dict[str, Tap] = {}
+        """By request, of the few that are recorded or replayed."""
         self.counts = StageStats()
         scheduler.on_began = self.counts.began
         self._outlet = outlet
@@ -142,6 +145,8 @@ class Stage:
 
     def on_payload(self, request_id: str, source: str, payload: Payload, deadline: float = math.inf) -> None:
         try:
+            if self.taps:
+                payload = self._tapped(request_id, "payload", source, payload)
             with self._lock:
                 if not self._admit(request_id, deadline):
                     return
@@ -157,6 +162,8 @@ class Stage:
     def on_chunk(
         self, request_id: str, source: str, chunk_id: int, payload: Payload, deadline: float = math.inf
     ) -> None:
+        if self.taps:
+            payload = self._tapped(request_id, "chunk", source, payload)
         with self._lock:
             if not self._admit(request_id, deadline):
                 return
@@ -170,6 +177,8 @@ class Stage:
         self.scheduler.inbox.put(IncomingMessage(request_id, "stream_chunk", payload))
 
     def on_stream_done(self, request_id: str, source: str, chunks: int, deadline: float = math.inf) -> None:
+        if (tap := self.taps.get(request_id)) is not None:
+            tap.take("done", source, None)
         with self._lock:
             if not self._admit(request_id, deadline):
                 return
@@ -187,13 +196,16 @@ class Stage:
 
     def fail(self, request_id: str, error: BaseException) -> None:
         """End a request with an error that arose outside the scheduler."""
+        tap = self.taps.get(request_id)
+        kept = tap is not None and tap.give(OutgoingMessage(request_id, "error", error))
         if not self._close(request_id, OmniError.of(error).code):
             return
         self.scheduler.abort(request_id)
         self.scheduler.outbox.discard(request_id)
         if not isinstance(error, OmniError):
             log.error("stage %s failed request %s", self.spec.name, request_id, exc_info=error)
-        self._outlet.send_failure(self.spec.name, request_id, error)
+        if not kept:
+            self._outlet.send_failure(self.spec.name, request_id, error)
 
     def expire(self, request_id: str) -> None:
         """The request's time is up."""
@@ -208,6 +220,10 @@ class Stage:
     def open_requests(self) -> list[str]:
         with self._lock:
             return list(self._open)
+
+    def _tapped(self, request_id: str, kind: InputKind, source: str, payload: Payload) -> Payload:
+        tap = self.taps.get(request_id)
+        return payload if tap is None else tap.take(kind, source, payload) or payload
 
     def _is_overdue(self, request_id: str, deadline: float) -> bool:
         """The watch tells too, but it may come after the scheduler has begun."""
@@ -240,6 +256,8 @@ class Stage:
             if self._fan_in is not None:
                 self._fan_in.discard(request_id)
         self._deadlines.discard(self.spec.name, request_id)
+        if self.taps and (tap := self.taps.pop(request_id, None)) is not None:
+            tap.end()
         self._outlet.closed(request_id)
         return True
 
@@ -262,6 +280,8 @@ class Stage:
         return True
 
     def _route(self, message: OutgoingMessage) -> None:
+        if self.taps and message.type != "error" and self._is_kept(message):
+            return
         match message.type:
             case "stream":
                 self._route_chunk(message.request_id, message.target, message.data)
@@ -269,6 +289,16 @@ class Stage:
                 self._route_result(message.request_id, message.data)
             case "error":
                 self.fail(message.request_id, message.data)
+
+    def _is_kept(self, message: OutgoingMessage) -> bool:
+        """Whether a tap keeps an output from going on."""
+        tap = self.taps.get(message.request_id)
+        if tap is None or not tap.give(message):
+            return False
+        if message.type == "result":
+            self._outlet.check_inputs(self.spec.name, message.request_id)
+            self._close(message.request_id)
+        return True
 
     def _route_chunk(self, request_id: str, target: str | None, payload: Payload) -> None:
         name = self.spec.name

@@ -17,6 +17,7 @@ from omni_python.pipeline.deadlines import DeadlineWatch
 from omni_python.pipeline.edge_stats import EdgeStats
 from omni_python.pipeline.endpoint import Endpoint
 from omni_python.pipeline.read_only import ReadOnlyCheck
+from omni_python.pipeline.recording import Recorder, record_directory
 from omni_python.pipeline.routes import Routes
 from omni_python.pipeline.stage import Stage, StageSpec
 from omni_python.pipeline.timings import Timings
@@ -31,6 +32,7 @@ from omni_python.proto.messages import (
     LeaveMessage,
     Peer,
     PeersMessage,
+    RecordOrder,
     RegisterMessage,
     Route,
     StreamMessage,
@@ -95,13 +97,15 @@ class StageProcess:
         self._peers: dict[str, list[Peer]] = {}  # by stage
         self._timings = Timings()
         self._routes = Routes(
-            lambda request_id: any(stage.is_open(request_id) for stage in self.stages.values()), self._timings.drop
+            lambda request_id: any(stage.is_open(request_id) for stage in self.stages.values()), self._drop
         )
         self._former: dict[tuple[str, int], Peer] = {}  # by process and replica: those that the last coordinator knew
         self._dead: set[int] = set()  # epochs of processes that were replaced
         self._released = threading.Event()
         self._deaths = DeathWatch()
         self._read_only = ReadOnlyCheck.if_wanted()
+        recordings = record_directory()
+        self._recorder = None if recordings is None else Recorder(recordings, pipeline, process, self.stages)
         self._registration = threading.Thread(target=self._stay_registered, name="omni-register", daemon=True)
 
     @property
@@ -159,6 +163,8 @@ class StageProcess:
         for stage in self.stages.values():
             stage.stop()
         self._endpoint.stop()
+        if self._recorder is not None:
+            self._recorder.close()
         leave_directory(self._directory)
 
     def submit(self, message: SubmitMessage) -> SubmitReply:
@@ -172,6 +178,8 @@ class StageProcess:
         except OmniError as failure:
             return SubmitReply(self._endpoint.epoch, WireError.of(failure))
         with self._routes.arriving(message.request_id, message.route):
+            if message.record is not None:
+                self._record(message.request_id, message.record)
             stage.on_payload(message.request_id, CLIENT, payload, time.monotonic() + message.remaining)
         return SubmitReply(self._endpoint.epoch)
 
@@ -184,6 +192,15 @@ class StageProcess:
             log.warning("the coordinator does not know: %s", error)
         time.sleep(BROKEN_GRACE)
         os.kill(os.getpid(), signal.SIGKILL)
+
+    def _record(self, request_id: str, order: RecordOrder) -> None:
+        if self._recorder is not None:
+            self._recorder.arriving(request_id, order)
+
+    def _drop(self, request_id: str) -> None:
+        self._timings.drop(request_id)
+        if self._recorder is not None:
+            self._recorder.over(request_id)
 
     # -- StageOutlet
 
@@ -277,6 +294,7 @@ class StageProcess:
             deadline - time.monotonic(),
             route,
             self._timings.told(request_id) if chunk_id < 0 else (),
+            self._recorder.order(request_id) if self._recorder is not None else None,
         )
         try:
             self._endpoint.send(peer.epoch, message)
@@ -334,6 +352,8 @@ class StageProcess:
             return
         with self._routes.arriving(message.request_id, message.route):
             self._timings.heard(message.request_id, message.timings)
+            if message.record is not None:
+                self._record(message.request_id, message.record)
             self._hand_over(stage, message, time.monotonic() + message.remaining)
 
     def _hand_over(self, stage: Stage, message: DataReadyMessage, deadline: float) -> None:

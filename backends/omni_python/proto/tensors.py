@@ -58,6 +58,8 @@ OUTPUTS: tuple[TensorSpec, ...] = (
     # JSON: [{"stage", "start", "first", "end"}, ...] in the order of the starts: when each stage got its first input,
     # gave its first output, and was done, in seconds since the request was admitted.
     TensorSpec("stage_timings", "BYTES", (1,)),
+    # JSON: the files, on the server's host, into which the stages that the client named are recorded.
+    TensorSpec("recordings", "BYTES", (1,)),
     # JSON: the pipeline's modalities, voices and so on, as in `PipelineInfo`.
     TensorSpec("description", "BYTES", (1,)),
     # Milliseconds since the orchestrator was started: requests that are older went to one that died.
@@ -65,11 +67,11 @@ OUTPUTS: tuple[TensorSpec, ...] = (
 )
 """Outputs of the orchestrator."""
 
-STAGE_INPUTS: tuple[TensorSpec, ...] = (TensorSpec("message", "UINT8", (-1,), optional=False),)
-"""A stage model takes one encoded message ..."""
+STAGE_INPUTS: tuple[TensorSpec, ...] = (TensorSpec("message", "UINT8", (-1,)), TensorSpec("recording", "UINT8", (-1,)))
+"""A stage model takes one encoded message, or a recording to be replayed ..."""
 
 STAGE_OUTPUTS: tuple[TensorSpec, ...] = (TensorSpec("reply", "UINT8", (-1,), optional=False),)
-"""... and answers with encoded messages."""
+"""... and answers with an encoded message, or piece by piece with a recording of the replay's outputs."""
 
 AUDIO_FORMATS: tuple[str, ...] = ("fp32", "pcm16", "wav")
 """Valid values of `audio_format`; the first is the default."""
