@@ -69,6 +69,7 @@ def test_the_orchestrator(tmp_path: Path) -> None:
         "stream": (pb.TYPE_BOOL, [1]),
         "exclude_input_in_output": (pb.TYPE_BOOL, [1]),
         "describe": (pb.TYPE_BOOL, [1]),
+        "trace_id": (pb.TYPE_STRING, [1]),
     }
     outputs = {tensor.name: (tensor.data_type, list(tensor.dims)) for tensor in model.output}
     assert outputs == {
@@ -81,6 +82,8 @@ def test_the_orchestrator(tmp_path: Path) -> None:
         "num_output_tokens": (pb.TYPE_UINT32, [1]),
         "usage": (pb.TYPE_STRING, [1]),
         "stage_timings": (pb.TYPE_STRING, [1]),
+        "trace": (pb.TYPE_STRING, [1]),
+        "recordings": (pb.TYPE_STRING, [1]),
         "description": (pb.TYPE_STRING, [1]),
         "uptime_ms": (pb.TYPE_INT64, [1]),
     }

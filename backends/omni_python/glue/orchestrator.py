@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import triton_python_backend_utils as pb_utils
 
 from omni_python.config.topology import resolve_topology
@@ -20,9 +21,9 @@ from omni_python.glue.metrics import MetricsWriter
 from omni_python.glue.pipeline_samples import pipeline_samples
 from omni_python.glue.recovery import ModelReloader
 from omni_python.glue.request import ParsedRequest, parse_request
-from omni_python.glue.response import TritonSink, send_description, send_error, send_uptime
+from omni_python.glue.response import TritonSink, send_description, send_error, send_trace, send_uptime
 from omni_python.pipeline.answer_stats import AnswerStats, MeasuredSink
-from omni_python.pipeline.build import limits, pipeline_info, pipeline_spec, relay_settings
+from omni_python.pipeline.build import limits, pipeline_info, pipeline_spec, relay_settings, trace_store
 from omni_python.pipeline.coordinator import Coordinator
 from omni_python.pipeline.recording import new_order, record_directory, recording_path
 from omni_python.proto.errors import Cancelled, ErrorCode, OmniError
@@ -51,6 +52,7 @@ class Orchestrator:
             call_stage,
             self._reloader.recover,
             limits(context.config),
+            traces=trace_store(context.config),
         )
         self._record_directory = record_directory()
         self._reloader.start()
@@ -68,6 +70,10 @@ class Orchestrator:
             if describe is not None:
                 self._describe(sender, bool(describe.as_numpy().all()))
                 continue
+            trace_id = pb_utils.get_input_tensor_by_name(request, "trace_id")
+            if trace_id is not None:
+                self._tell_trace(sender, trace_id.as_numpy())
+                continue
             try:
                 self._coordinator.check_room()
                 if sender.is_cancelled():  # its deadline may have passed in Triton's own queue
@@ -79,7 +85,7 @@ class Orchestrator:
                 if parsed.request.stream:
                     sink.announce()
                 measured = MeasuredSink(sink, self._answers, parsed.request.stream)
-                self._coordinator.submit(parsed.request, measured, parsed.timeout, record)
+                self._coordinator.submit(parsed.request, measured, parsed.timeout, record, parsed.trace)
             except Exception as error:
                 if not isinstance(error, OmniError):
                     log.exception("a request could not be read")
@@ -98,6 +104,12 @@ class Orchestrator:
         if record is None or self._record_directory is None:
             return []
         return [str(recording_path(self._record_directory, record.name, stage)) for stage in record.stages]
+
+    def _tell_trace(self, sender: Any, trace_id: np.ndarray) -> None:
+        try:
+            send_trace(sender, self._coordinator.traces.find(trace_id.flat[0].decode(errors="replace")))
+        except Exception as error:
+            send_error(sender, OmniError.of(error))
 
     def _describe(self, sender: Any, whole: bool) -> None:
         if whole:  # reading the checkpoint for the first time takes seconds

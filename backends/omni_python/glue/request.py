@@ -23,6 +23,7 @@ from omni_python.proto.request import (
     VideoPart,
 )
 from omni_python.proto.tensors import AUDIO_FORMATS, INPUTS
+from omni_python.proto.trace_context import TraceContext, TraceWish
 
 MAX_TEXT_BYTES = 4 << 20
 """Of text in one request; far more than any context window, and refused before a tokenizer sees it."""
@@ -44,6 +45,8 @@ class ParsedRequest:
     """One of `AUDIO_FORMATS`: how the client wants speech."""
     timeout: float | None = None
     """Seconds that the request may take; None for the pipeline's own limit."""
+    trace: TraceWish | None = None
+    """None where the request says nothing of it."""
     record: tuple[str, ...] = ()
     """The stages to be recorded."""
 
@@ -98,6 +101,7 @@ def parse_request(tensors: Mapping[str, np.ndarray], parameters: Mapping[str, An
     own = {name: loose.pop(name) for name in _OWN_PARAMETERS if name in loose}
     sampling = {**loose, **inputs.json_object("sampling_parameters")}
     timeout = _timeout(sampling.pop("timeout_ms", None))
+    wish = _trace_wish(sampling)
     record = _stages(sampling.pop("record", None))
     audio_format = inputs.string("audio_format") or AUDIO_FORMATS[0]
     if audio_format not in AUDIO_FORMATS:
@@ -110,7 +114,7 @@ def parse_request(tensors: Mapping[str, np.ndarray], parameters: Mapping[str, An
         stream=inputs.flag("stream", _parameter(own, "stream", bool) or False),
         echo=not inputs.flag("exclude_input_in_output", _parameter(own, "exclude_input_in_output", bool) is not False),
     )
-    return ParsedRequest(request, audio_format, timeout, record=record)
+    return ParsedRequest(request, audio_format, timeout, wish, record)
 
 
 def _timeout(milliseconds: Any) -> float | None:
@@ -127,6 +131,18 @@ def _stages(record: Any) -> tuple[str, ...]:
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names) or len(names) > MAX_RECORDED:
         raise InvalidArgument(f"record: must be a stage's name or a list of at most {MAX_RECORDED}, not {record!r:.80}")
     return tuple(dict.fromkeys(names))
+
+
+def _trace_wish(sampling: dict[str, Any]) -> TraceWish | None:
+    """Takes `trace` and `traceparent` out. The latter may be a header that Triton forwards, whatever its case; one that
+    is invalid is passed over, as the standard wants."""
+    asked = sampling.pop("trace", None)
+    if asked is not None and not isinstance(asked, bool):
+        raise InvalidArgument(f"trace: must be true or false, not {asked!r:.80}")
+    names = [name for name in sampling if name.lower() == "traceparent"]
+    headers = [sampling.pop(name) for name in names]
+    context = TraceContext.parse(headers[0]) if headers and isinstance(headers[0], str) else None
+    return None if asked is None and context is None else TraceWish(asked, context)
 
 
 def _parameter(parameters: Mapping[str, Any], name: str, kind: type) -> Any:

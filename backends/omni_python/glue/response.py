@@ -16,6 +16,7 @@ from omni_python.proto.errors import ErrorCode, OmniError, Unavailable
 from omni_python.proto.info import PipelineInfo, encode_info
 from omni_python.proto.payload import AudioOutput, Payload, TextOutput
 from omni_python.proto.timing import StageTiming
+from omni_python.proto.trace import Trace, encode_trace
 from omni_python.proto.wav import pcm16, wav_file
 
 _FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
@@ -42,6 +43,11 @@ def send_error(sender: Any, error: OmniError) -> None:
 def send_description(sender: Any, info: PipelineInfo) -> None:
     """The one response to a request for the pipeline's description."""
     sender.send(pb_utils.InferenceResponse([_bytes("description", encode_info(info))]), flags=_FINAL)
+
+
+def send_trace(sender: Any, trace: Trace) -> None:
+    """The one response to a request for the trace of another."""
+    sender.send(pb_utils.InferenceResponse([_bytes("trace", encode_trace(trace))]), flags=_FINAL)
 
 
 def send_uptime(sender: Any, seconds: float) -> None:
@@ -116,18 +122,20 @@ class TritonSink:
             self._audio_end = payload
         self.chunk(payload)
 
-    def finish(self, timings: Sequence[StageTiming]) -> None:
+    def finish(self, timings: Sequence[StageTiming], trace: Trace | None = None) -> None:
         if self._lost is not None:
             self.fail(self._lost)
             return
         try:
-            self._send_end(timings)
+            self._send_end(timings, trace)
         except Exception as error:  # an error is small, and may still get through
             send_error(self._sender, Unavailable(f"the answer could not be sent: {error}"))
             raise
 
-    def _send_end(self, timings: Sequence[StageTiming]) -> None:
+    def _send_end(self, timings: Sequence[StageTiming], trace: Trace | None) -> None:
         tensors = [_bytes("stage_timings", json.dumps([_rounded(timing) for timing in timings]))]
+        if trace is not None:
+            tensors.append(_bytes("trace", encode_trace(trace)))
         if not self._stream:
             tensors += self._recordings
             if self._text_end is not None:

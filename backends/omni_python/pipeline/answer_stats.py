@@ -18,7 +18,6 @@ from omni_python.proto.histogram import Histogram
 from omni_python.proto.payload import AudioOutput, Payload, TextOutput
 from omni_python.proto.timing import StageTiming
 from omni_python.proto.trace import Trace
-from omni_python.proto.trace import Trace
 
 End = Literal["completed", "failed", "aborted"]
 

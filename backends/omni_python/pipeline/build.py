@@ -13,7 +13,7 @@ from omni_python.pipeline.gpu_share import take_gpu_share
 from omni_python.pipeline.spec import Limits, PipelineSpec
 from omni_python.pipeline.stage import StageSpec
 from omni_python.pipeline.trace_store import TraceStore
-from omni_python.proto.errors import OmniError
+from omni_python.proto.errors import OmniError, Unsupported
 from omni_python.proto.info import PipelineInfo
 from omni_python.relay.base import RelaySettings
 from omni_python.relay.ways import relay_gpu
@@ -41,8 +41,18 @@ def limits(config: PipelineConfig) -> Limits:
 
 
 def trace_store(config: PipelineConfig) -> TraceStore:
-    """Where the orchestrator keeps traces, and from where they are exported."""
-    return TraceStore(config.trace.sample, config.trace.keep)
+    """Where the orchestrator keeps traces, and from where they are exported. Raises `Unsupported` where the packages
+    for that are not there."""
+    trace = config.trace
+    if trace.otlp_endpoint is None:
+        return TraceStore(trace.sample, trace.keep)
+    try:
+        from omni_python.pipeline.otlp import OtlpExporter
+    except ImportError as error:
+        raise Unsupported(
+            f"trace.otlp_endpoint needs the extra `otel` (pip install omni-python[otel]): {error}"
+        ) from None
+    return TraceStore(trace.sample, trace.keep, OtlpExporter(trace.otlp_endpoint, config.resolved_name))
 
 
 def pipeline_info(config: PipelineConfig, repository: Path) -> PipelineInfo:

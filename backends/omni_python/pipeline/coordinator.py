@@ -151,6 +151,7 @@ class Coordinator:
         self._fail_all("the server is stopping")
         self._submissions.stop()
         self._answers.stop()
+        self.traces.close()
         self._endpoint.stop()
         remove_life_sign(self._directory, self.spec.name)
         leave_directory(self._directory)

@@ -21,6 +21,7 @@ from omni_python.pipeline.recording import Recorder, record_directory
 from omni_python.pipeline.routes import Routes
 from omni_python.pipeline.stage import Stage, StageSpec
 from omni_python.pipeline.timings import Timings
+from omni_python.pipeline.tracing import ProcessTraces
 from omni_python.proto.errors import OmniError, Unavailable
 from omni_python.proto.messages import (
     AbortMessage,
@@ -38,10 +39,12 @@ from omni_python.proto.messages import (
     StreamMessage,
     SubmitMessage,
     SubmitReply,
+    TraceMessage,
     WireError,
 )
 from omni_python.proto.payload import Payload
 from omni_python.proto.timing import StageTiming
+from omni_python.proto.trace import ORCHESTRATOR, StageRecord
 from omni_python.relay.base import RelaySettings
 from omni_python.scheduling.base import Scheduler
 
@@ -96,6 +99,8 @@ class StageProcess:
         self._view = (0, 0)  # the coordinator's epoch and the version of its newest PeersMessage
         self._peers: dict[str, list[Peer]] = {}  # by stage
         self._timings = Timings()
+        self._traces = ProcessTraces(self.stages, self._report_trace)
+        self._traced = self._traces.requests
         self._routes = Routes(
             lambda request_id: any(stage.is_open(request_id) for stage in self.stages.values()), self._drop
         )
@@ -115,7 +120,7 @@ class StageProcess:
     @property
     def routes_held(self) -> int:
         """Requests that a stage has open."""
-        return max(len(self._routes), len(self._timings))
+        return max(len(self._routes), len(self._timings), len(self._traced))
 
     @property
     def carried(self) -> dict[str, int]:
@@ -180,6 +185,9 @@ class StageProcess:
         with self._routes.arriving(message.request_id, message.route):
             if message.record is not None:
                 self._record(message.request_id, message.record)
+            if message.traced:
+                self._traces.open(message.request_id)
+                self._traces.arrived(message.request_id, ORCHESTRATOR, message.stage, stream=False)
             stage.on_payload(message.request_id, CLIENT, payload, time.monotonic() + message.remaining)
         return SubmitReply(self._endpoint.epoch)
 
@@ -199,6 +207,8 @@ class StageProcess:
 
     def _drop(self, request_id: str) -> None:
         self._timings.drop(request_id)
+        if self._traced:
+            self._traces.close(request_id)
         if self._recorder is not None:
             self._recorder.over(request_id)
 
@@ -214,6 +224,8 @@ class StageProcess:
 
     def finished(self, stage: str, request_id: str) -> tuple[StageTiming, ...]:
         self._timings.gave(request_id, stage, result=True)
+        if self._traced:
+            self._traces.finished(request_id, stage)
         return self._timings.told(request_id)
 
     def check_inputs(self, stage: str, request_id: str) -> None:
@@ -221,7 +233,11 @@ class StageProcess:
             self._read_only.check(stage, request_id)
 
     def send_payload(self, source: str, target: str, request_id: str, payload: Payload, deadline: float) -> None:
+        if self._traced:
+            self._traces.sent(request_id, source, target, stream=False)
         if local := self.stages.get(target):
+            if self._traced:
+                self._traces.arrived(request_id, source, target, stream=False)
             self.edges.by_reference(source, target)
             payload = self._lend(source, target, request_id, payload)
             local.on_payload(request_id, source, payload, deadline)
@@ -232,7 +248,11 @@ class StageProcess:
         self, source: str, target: str, request_id: str, chunk_id: int, payload: Payload, deadline: float
     ) -> None:
         self._timings.gave(request_id, source)
+        if self._traced:
+            self._traces.sent(request_id, source, target, stream=True)
         if local := self.stages.get(target):
+            if self._traced:
+                self._traces.arrived(request_id, source, target, stream=True)
             self.edges.by_reference(source, target, is_chunk=True)
             payload = self._lend(source, target, request_id, payload)
             local.on_chunk(request_id, source, chunk_id, payload, deadline)
@@ -247,6 +267,8 @@ class StageProcess:
 
     def send_to_client(self, source: str, request_id: str, payload: Payload) -> None:
         self._timings.gave(request_id, source)
+        if self._traced:
+            self._traces.sent(request_id, source, ORCHESTRATOR, stream=True)
         envelope = self._carrier.pack(payload, [self._view[0]], request_id)
         self._to_coordinator(StreamMessage(self._endpoint.epoch, request_id, source, envelope))
 
@@ -295,6 +317,7 @@ class StageProcess:
             route,
             self._timings.told(request_id) if chunk_id < 0 else (),
             self._recorder.order(request_id) if self._recorder is not None else None,
+            traced=request_id in self._traced,
         )
         try:
             self._endpoint.send(peer.epoch, message)
@@ -313,11 +336,21 @@ class StageProcess:
         raise Unavailable(f"stage {stage} is not there: {'its process is gone' if peers else 'it is not registered'}")
 
     def closed(self, request_id: str) -> None:
+        if self._traced:
+            self._traces.closed(request_id)
         self._routes.closed(request_id)
         if self._read_only is not None:
             for name, stage in self.stages.items():
                 if stage.is_over(request_id):
                     self._read_only.discard(name, request_id)
+
+    def _report_trace(self, request_id: str, records: tuple[StageRecord, ...]) -> None:
+        host = self._carrier.site.host
+        message = TraceMessage(self._endpoint.epoch, request_id, self.process, self.replica, host, records)
+        try:
+            self._endpoint.send(_COORDINATOR, message)
+        except OmniError as error:
+            log.warning("a part of the trace of request %s is lost: %s", request_id, error)
 
     # -- receiving thread
 
@@ -352,6 +385,11 @@ class StageProcess:
             return
         with self._routes.arriving(message.request_id, message.route):
             self._timings.heard(message.request_id, message.timings)
+            if message.traced:
+                self._traces.open(message.request_id)
+                if not message.is_done:
+                    stream = message.chunk_id >= 0
+                    self._traces.arrived(message.request_id, message.source, message.target, stream)
             if message.record is not None:
                 self._record(message.request_id, message.record)
             self._hand_over(stage, message, time.monotonic() + message.remaining)

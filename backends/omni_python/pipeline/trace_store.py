@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from typing import Protocol
 
 from omni_python.pipeline.request_trace import RequestTrace
 from omni_python.proto.errors import NotFound
@@ -17,17 +17,21 @@ NAMED = 5
 """Ids that the error for an unknown one names."""
 
 
+class TraceExporter(Protocol):
+    def put(self, trace: RequestTrace) -> None:
+        """A traced request has ended; must return at once."""
+
+    def close(self) -> None: ...
+
+
 class TraceStore:
     """Thread-safe. Traces a request that asks for it, or whose caller's context is sampled; of those that say nothing,
-    the share `sample`. The traces of the last `keep` that have ended stay; `export` is called with each when it ends,
-    and must return at once."""
+    the share `sample`. The traces of the last `keep` that have ended stay; all are given to `exporter`."""
 
-    def __init__(
-        self, sample: float = 0.0, keep: int = 64, export: Callable[[RequestTrace], None] | None = None
-    ) -> None:
+    def __init__(self, sample: float = 0.0, keep: int = 64, exporter: TraceExporter | None = None) -> None:
         self._sample = sample
         self._keep = keep
-        self._export = export
+        self._exporter = exporter
         self._running: dict[str, RequestTrace] = {}
         self._ended: OrderedDict[str, RequestTrace] = OrderedDict()
         self._lock = threading.Lock()
@@ -75,5 +79,10 @@ class TraceStore:
             self._ended[trace.id] = trace
             while len(self._ended) > self._keep:
                 self._ended.popitem(last=False)
-        if self._export is not None:
-            self._export(trace)
+        if self._exporter is not None:
+            self._exporter.put(trace)
+
+    def close(self) -> None:
+        """Nothing more will come."""
+        if self._exporter is not None:
+            self._exporter.close()

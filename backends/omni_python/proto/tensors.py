@@ -40,6 +40,8 @@ INPUTS: tuple[TensorSpec, ...] = (
     TensorSpec("exclude_input_in_output", "BOOL", (1,)),
     # Alone: True asks for `description`, False for `uptime_ms`.
     TensorSpec("describe", "BOOL", (1,)),
+    # Alone: asks for the `trace` of a request that has ended, by its id or its W3C trace id; "" for the newest.
+    TensorSpec("trace_id", "BYTES", (1,)),
 )
 """Inputs of the orchestrator. All are optional to Triton; the request parser checks which belong together."""
 
@@ -58,6 +60,8 @@ OUTPUTS: tuple[TensorSpec, ...] = (
     # JSON: [{"stage", "start", "first", "end"}, ...] in the order of the starts: when each stage got its first input,
     # gave its first output, and was done, in seconds since the request was admitted.
     TensorSpec("stage_timings", "BYTES", (1,)),
+    # JSON: a `Trace`, with the last response to a request that asked for it (parameter `trace`), or alone.
+    TensorSpec("trace", "BYTES", (1,)),
     # JSON: the files, on the server's host, into which the stages that the client named are recorded.
     TensorSpec("recordings", "BYTES", (1,)),
     # JSON: the pipeline's modalities, voices and so on, as in `PipelineInfo`.
