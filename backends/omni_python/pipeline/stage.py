@@ -22,6 +22,7 @@ from omni_python.proto.payload import Payload
 from omni_python.proto.timing import StageTiming
 from omni_python.proto.work import IncomingMessage, OutgoingMessage
 from omni_python.scheduling.base import Scheduler
+from omni_python.scheduling.fair_queue import DirectQueue
 
 RouteFn = Callable[[str, Payload], "str | Collection[str]"]
 ProjectFn = Callable[[Payload], Payload]
@@ -93,7 +94,7 @@ class StageOutlet(Protocol):
 
 
 class Stage:
-    """Inputs come on any thread; outputs are routed on a thread of the stage's own.
+    """Inputs come on any thread; outputs are routed on a thread of the stage's own, unless the scheduler sends itself.
 
     A request is over for the stage once its result was routed, it failed, or it was aborted. What still comes for
     it then (a neighbour was faster than the news) is dropped.
@@ -126,16 +127,20 @@ class Stage:
         self._chunks_out: dict[str, dict[str, int]] = defaultdict(
             lambda: defaultdict(int)
         )  # request -> target -> next id
+        if scheduler.sends_itself:
+            scheduler.outbox = DirectQueue(self._route_safely)
         self._thread = threading.Thread(target=self._route_outputs, name=f"omni-{spec.name}", daemon=True)
 
     def start(self) -> None:
         self.scheduler.start()
-        self._thread.start()
+        if not self.scheduler.sends_itself:
+            self._thread.start()
 
     def stop(self) -> None:
         self.scheduler.stop()
-        self.scheduler.outbox.put(None)
-        self._thread.join()
+        if not self.scheduler.sends_itself:
+            self.scheduler.outbox.put(None)
+            self._thread.join()
 
     def stats(self) -> dict[str, int]:
         """What is held now; all zero when no request is left."""
@@ -272,12 +277,16 @@ class Stage:
         message = self.scheduler.outbox.get()
         if message is None:
             return False
-        if message.request_id not in self._over:
-            try:
-                self._route(message)
-            except Exception as error:
-                self.fail(message.request_id, error)
+        self._route_safely(message)
         return True
+
+    def _route_safely(self, message: OutgoingMessage) -> None:
+        if message.request_id in self._over:
+            return
+        try:
+            self._route(message)
+        except Exception as error:
+            self.fail(message.request_id, error)
 
     def _route(self, message: OutgoingMessage) -> None:
         if self.taps and message.type != "error" and self._is_kept(message):

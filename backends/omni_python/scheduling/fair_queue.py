@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections import deque
+from collections.abc import Callable
 from typing import Generic, Protocol, TypeVar
 
 
@@ -68,3 +69,15 @@ class FairQueue(Generic[T]):
     def __len__(self) -> int:
         with self._lock:
             return sum(map(len, self._backlogs.values()))
+
+
+class DirectQueue(FairQueue[T]):
+    """Never holds anything: what is put goes to `take(item)` at once, on the thread that puts it."""
+
+    def __init__(self, take: Callable[[T], object]) -> None:
+        super().__init__()
+        self._take = take
+
+    def put(self, item: T | None) -> None:
+        if item is not None:
+            self._take(item)

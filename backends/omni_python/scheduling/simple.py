@@ -93,8 +93,9 @@ class SimpleScheduler(Scheduler):
         for answer in self._answers(batch, tokens):
             if start and (trace := self.traces.get(answer.request_id)) is not None:
                 trace.computed(start, time.monotonic(), len(batch))
-            self._tokens.close(answer.request_id)
             self.outbox.put(answer)
+        for message in batch:
+            self._tokens.close(message.request_id)
         return True
 
     def _fill(self, batch: list[IncomingMessage]) -> list[IncomingMessage]:
