@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 from omni_python.models.noop.config import NoopForwardPipelineConfig, NoopLinePipelineConfig
-from omni_python.pipeline.recording import VARIABLE, new_order, recording_path
+from omni_python.pipeline.recording import new_order, recording_path
 from omni_python.pipeline.replaying import replay
 from omni_python.proto.errors import InvalidArgument, OmniError, Unsupported
 from omni_python.proto.messages import RecordOrder
-from omni_python.proto.recording import Recording, decode_recording
+from omni_python.proto.recording import RECORD_DIRECTORY, Input, Output, Recording, decode_recording
 from tests.pipeline.harness import Pipeline, Sink, request, running
 
 
@@ -25,7 +25,7 @@ def directory(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """For sockets, and in its folder `kept` for recordings."""
     with tempfile.TemporaryDirectory(prefix="omni-test-") as path:
         (Path(path) / "kept").mkdir()
-        monkeypatch.setenv(VARIABLE, str(Path(path) / "kept"))
+        monkeypatch.setenv(RECORD_DIRECTORY, str(Path(path) / "kept"))
         yield Path(path)
 
 
@@ -120,7 +120,7 @@ def test_replays_of_another_stages_payloads_are_refused(line: Pipeline, director
         msgspec.structs.replace(given, tensors=given.tensors[:-1]),
         msgspec.structs.replace(given, body=given.body[:-3]),
     ):
-        items = (msgspec.structs.replace(b.inputs[0], payload=changed), *b.outputs)
+        items: tuple[Input | Output, ...] = (msgspec.structs.replace(b.inputs[0], payload=changed), *b.outputs)
         with pytest.raises(InvalidArgument, match="does not fit this stage"):
             list(replay(line.processes["b"].stages["b"], Recording(b.header, items), lambda: False))
     line.wait_empty()

@@ -18,9 +18,10 @@ from omni_python.client._errors import (
     Unavailable,
     UnknownPipeline,
 )
-from omni_python.client._events import Answer, AudioChunk, Event, Finished, TextDelta, save_wav
+from omni_python.client._events import Answer, AudioChunk, Event, Finished, Recorded, TextDelta, save_wav
 from omni_python.client._inputs import File, RequestOptions
 from omni_python.client._playback import PlaybackUnavailable, Sink, played
+from omni_python.client._replay import replay
 from omni_python.proto.info import PipelineInfo
 from omni_python.proto.timing import StageTiming
 
@@ -39,6 +40,7 @@ __all__ = [
     "OmniClientError",
     "PipelineInfo",
     "PlaybackUnavailable",
+    "Recorded",
     "RequestFailed",
     "RequestOptions",
     "ServerUnreachable",
@@ -48,5 +50,6 @@ __all__ = [
     "Unavailable",
     "UnknownPipeline",
     "played",
+    "replay",
     "save_wav",
 ]

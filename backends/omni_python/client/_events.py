@@ -54,7 +54,15 @@ class Finished:
     stages: tuple[StageTiming, ...] = ()
 
 
-Event = TextDelta | AudioChunk | Finished
+@dataclass(frozen=True)
+class Recorded:
+    """The first event of a stream whose `sampling` asks to `record` stages: the files, on the server's host, that are
+    written when each stage is done with the request, also where it fails."""
+
+    paths: tuple[str, ...]
+
+
+Event = TextDelta | AudioChunk | Finished | Recorded
 
 
 def described(outputs: Iterable[Mapping[str, np.ndarray]]) -> PipelineInfo:
@@ -74,11 +82,13 @@ class EventReader:
         self._first_audio: float | None = None
         self._finished: Finished | None = None
 
-    def read(self, outputs: Mapping[str, np.ndarray]) -> list[TextDelta | AudioChunk]:
+    def read(self, outputs: Mapping[str, np.ndarray]) -> list[TextDelta | AudioChunk | Recorded]:
         """The events of one response, given its outputs by name."""
         now = time.perf_counter() - self._start
         text, audio = outputs.get("text_output"), outputs.get("audio_output")
-        events: list[TextDelta | AudioChunk] = []
+        events: list[TextDelta | AudioChunk | Recorded] = []
+        if "recordings" in outputs:
+            events.append(Recorded(tuple(json.loads(outputs["recordings"][0]))))
         if text is not None and text[0]:
             self._first_text = now if self._first_text is None else self._first_text
             events.append(TextDelta(text[0].decode()))

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
 import sys
+import tempfile
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from omni_python.commands.help import HelpFormatter
 from omni_python.proto.errors import OmniError
+from omni_python.proto.recording import ALLOW_REPLAY, RECORD_DIRECTORY
 from omni_python.serve.environment import Installation, ServerSetupError, find_installation
 from omni_python.serve.supervisor import ExitStatus, Policy, Supervisor
 from omni_python.serve.triton_server import ServerOptions
@@ -66,6 +71,15 @@ signal with requests cut off when the drain time was over, 128 + N stopped at on
         metavar="PORT",
         help="serve OpenAI's API there, too (/v1/chat/completions, /v1/audio/speech, /v1/realtime), and a playground",
     )
+    parser.add_argument(
+        "--record-dir",
+        type=Path,
+        metavar="DIR",
+        help="let clients have stages recorded into this folder, which then holds what users sent (see omni record)",
+    )
+    parser.add_argument(
+        "--allow-replay", action="store_true", help="let clients run recordings through single stages (see omni replay)"
+    )
     parser.add_argument("--print", action="store_true", help="print the shell command that it runs, and stop")
     parser.add_argument("extra", nargs="*", metavar="-- ARG", help="more arguments for tritonserver, after --")
     return parser
@@ -104,8 +118,10 @@ def run(args: argparse.Namespace) -> int:
         exit_timeout_s=EXIT_TIMEOUT,
         extra=tuple(args.extra),
     )
+    variables = _variables(args)
     if args.print:
-        return _print(options)
+        return _print(options, variables)
+    os.environ.update(variables)
     pipelines = _pipelines(args.model_repository)
     policy = Policy(
         drain_s=args.drain_seconds,
@@ -137,6 +153,22 @@ def _openai_server(options: ServerOptions, port: int) -> HttpServer:
     return HttpServer(app, options.host, port)
 
 
+def _variables(args: argparse.Namespace) -> dict[str, str]:
+    """What the server's environment says of recording and replaying. Makes the folder, and raises OSError if it cannot
+    be written to."""
+    variables = {}
+    if args.record_dir is not None:
+        directory = args.record_dir.absolute()
+        if not args.print:
+            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=directory):
+                pass
+        variables[RECORD_DIRECTORY] = str(directory)
+    if args.allow_replay:
+        variables[ALLOW_REPLAY] = "1"
+    return variables
+
+
 def _pipelines(repository: Path) -> list[PipelineConfig]:
     """The pipelines of a repository. Raises `ConfigError`."""
     from omni_python.config.files import load_pipeline
@@ -144,20 +176,21 @@ def _pipelines(repository: Path) -> list[PipelineConfig]:
     return [load_pipeline(path) for path in sorted(repository.glob("*/1/pipeline.yaml"))]
 
 
-def _print(options: ServerOptions) -> int:
+def _print(options: ServerOptions, variables: dict[str, str]) -> int:
     try:
         options = options.resolved()
         installation = find_installation()
     except ServerSetupError as error:
         print(error, file=sys.stderr)
         return ExitStatus.NOT_STARTED
-    print(shell_command(installation, options.command(installation)))
+    print(shell_command(installation, options.command(installation), variables))
     return 0
 
 
-def shell_command(installation: Installation, command: list[str]) -> str:
-    """What a shell has to run to get the same server."""
-    variables = [
+def shell_command(installation: Installation, command: list[str], own: Mapping[str, str] = MappingProxyType({})) -> str:
+    """What a shell has to run to get the same server, with environment variables of its `own`."""
+    variables = [f"{name}={shlex.quote(value)}" for name, value in own.items()]
+    variables += [
         f'{name}="{":".join(map(str, folders))}${{{name}:+:${name}}}"'
         for name, folders in (("PATH", installation.path), ("LD_LIBRARY_PATH", installation.library_path))
         if folders

@@ -15,9 +15,7 @@ from omni_python.glue.response import send_error
 from omni_python.pipeline.replaying import replay
 from omni_python.pipeline.stage_process import StageProcess
 from omni_python.proto.errors import Cancelled, InvalidArgument, OmniError, Unavailable, Unsupported
-from omni_python.proto.recording import MAGIC, End, Header, decode_recording, encode_frame
-
-VARIABLE = "OMNI_ALLOW_REPLAY"
+from omni_python.proto.recording import ALLOW_REPLAY, MAGIC, End, Header, decode_recording, encode_frame
 
 MAX_REPLAYS = 32
 """At once in a process: they go beside the coordinator's limits."""
@@ -31,7 +29,7 @@ class ReplayModel:
     def __init__(self, process: StageProcess, model: str) -> None:
         self._process = process
         self._model = model
-        self._allowed = os.environ.get(VARIABLE, "") not in ("", "0")
+        self._allowed = os.environ.get(ALLOW_REPLAY, "") not in ("", "0")
         self._room = threading.BoundedSemaphore(MAX_REPLAYS)
 
     def execute(self, request: Any, recording: Any) -> None:

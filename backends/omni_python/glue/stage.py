@@ -12,8 +12,8 @@ import triton_python_backend_utils as pb_utils
 
 from omni_python.glue.context import ModelContext
 from omni_python.glue.metrics import MetricsWriter
-from omni_python.glue.stage_samples import process_samples
 from omni_python.glue.replay import ReplayModel
+from omni_python.glue.stage_samples import process_samples
 from omni_python.pipeline.build import build_stages, relay_settings
 from omni_python.pipeline.gpu_memory import gpu_memory
 from omni_python.pipeline.stage_process import StageProcess

@@ -1,7 +1,6 @@
 """Recording: who may ask for it, and the taps that write what passes at a stage to files.
 
-Files hold what users sent, so a server records only where its operator names a folder for them, in the environment
-variable OMNI_RECORD_DIR (`omni serve --record-dir`).
+Files hold what users sent, so a server records only where its operator names a folder for them.
 """
 
 from __future__ import annotations
@@ -21,10 +20,8 @@ from omni_python.pipeline.taps import InputKind, Tap, with_seeds
 from omni_python.proto.errors import InvalidArgument, OmniError, Unavailable, Unsupported
 from omni_python.proto.messages import RecordOrder, WireError
 from omni_python.proto.payload import Payload
-from omni_python.proto.recording import SUFFIX, Header, Input, Output, RecordedPayload
+from omni_python.proto.recording import RECORD_DIRECTORY, SUFFIX, Header, Input, Output, RecordedPayload
 from omni_python.proto.work import OutgoingMessage
-
-VARIABLE = "OMNI_RECORD_DIR"
 
 MAX_FOLDER = 16 << 30
 """Bytes of recordings in a folder, beyond which none is begun."""
@@ -34,7 +31,7 @@ log = logging.getLogger(__name__)
 
 def record_directory() -> Path | None:
     """The folder for recordings; None where none are made."""
-    folder = os.environ.get(VARIABLE, "")
+    folder = os.environ.get(RECORD_DIRECTORY, "")
     return Path(folder) if folder else None
 
 

@@ -15,8 +15,8 @@ from typing import Protocol
 from omni_python.pipeline.deadlines import DeadlineWatch
 from omni_python.pipeline.fan_in import FanIn, MergeFn, WaitForFn
 from omni_python.pipeline.recent import RecentIds
-from omni_python.pipeline.taps import InputKind, Tap
 from omni_python.pipeline.stage_stats import StageStats
+from omni_python.pipeline.taps import InputKind, Tap
 from omni_python.proto.errors import DeadlineExceeded, ErrorCode, OmniError, Unavailable
 from omni_python.proto.payload import Payload
 from omni_python.proto.timing import StageTiming
@@ -108,10 +108,10 @@ class Stage:
         self.scheduler = scheduler
         self.accepted = 0
         """Requests that ever reached the scheduler."""
-        self.taps: dict[str, Tap] = {}
-        """By request, of the few that are recorded or replayed."""
         self.counts = StageStats()
         scheduler.on_began = self.counts.began
+        self.taps: dict[str, Tap] = {}
+        """By request, of the few that are recorded or replayed."""
         self._outlet = outlet
         self._deadlines = deadlines
         self._fan_in = (

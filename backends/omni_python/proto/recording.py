@@ -34,7 +34,15 @@ SUFFIX = ".omnirec"
 
 _FRAME = struct.Struct("<II")
 
-Text = Annotated[str, msgspec.Meta(max_length=4096)]
+RECORD_DIRECTORY = "OMNI_RECORD_DIR"
+"""The environment variable that names a server's folder for recordings; without it none are made, for they hold what
+users sent."""
+
+ALLOW_REPLAY = "OMNI_ALLOW_REPLAY"
+"""The environment variable that lets a server's stages replay recordings."""
+
+Text = Annotated[str, msgspec.Meta(max_length=4096, pattern=r"\A[^\x00-\x1f\x7f-\x9f]*\Z")]
+"""One line, for a terminal."""
 
 
 class RecordedPayload(msgspec.Struct, array_like=True, frozen=True, gc=False):
