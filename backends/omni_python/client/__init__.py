@@ -11,6 +11,7 @@ from omni_python.client._errors import (
     ConnectionLost,
     DeadlineExceeded,
     InvalidRequest,
+    NotFound,
     NotSupported,
     OmniClientError,
     RequestFailed,
@@ -24,6 +25,7 @@ from omni_python.client._playback import PlaybackUnavailable, Sink, played
 from omni_python.client._replay import replay
 from omni_python.proto.info import PipelineInfo
 from omni_python.proto.timing import StageTiming
+from omni_python.proto.trace import Trace
 
 __all__ = [
     "Answer",
@@ -35,6 +37,7 @@ __all__ = [
     "File",
     "Finished",
     "InvalidRequest",
+    "NotFound",
     "NotSupported",
     "OmniClient",
     "OmniClientError",
@@ -47,6 +50,7 @@ __all__ = [
     "Sink",
     "StageTiming",
     "TextDelta",
+    "Trace",
     "Unavailable",
     "UnknownPipeline",
     "played",

@@ -12,11 +12,12 @@ import numpy as np
 
 from omni_python.client._async_http_transport import AsyncHttpTransport
 from omni_python.client._async_transport import AsyncTransport
-from omni_python.client._events import Answer, Event, EventReader, described
+from omni_python.client._events import Answer, Event, EventReader, described, told_trace
 from omni_python.client._http import is_http
-from omni_python.client._inputs import DESCRIBE, RequestOptions, request_inputs, time_limit
+from omni_python.client._inputs import DESCRIBE, RequestOptions, request_inputs, time_limit, trace_inputs
 from omni_python.client._regions import SharedMemory, checked_kind
 from omni_python.proto.info import PipelineInfo
+from omni_python.proto.trace import Trace
 
 
 class AsyncOmniClient:
@@ -68,6 +69,10 @@ class AsyncOmniClient:
     async def info(self) -> PipelineInfo:
         """As `OmniClient.info`."""
         return described([outputs async for outputs in self._transport.infer(self.pipeline, DESCRIBE)])
+
+    async def trace(self, name: str = "") -> Trace:
+        """As `OmniClient.trace`."""
+        return told_trace([outputs async for outputs in self._transport.infer(self.pipeline, trace_inputs(name))])
 
     async def chat(self, text: str | None = None, **options: Unpack[RequestOptions]) -> Answer:
         """Ask, and wait for the whole answer. Takes and raises what `OmniClient.stream` does."""

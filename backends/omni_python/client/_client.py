@@ -9,13 +9,14 @@ from typing import Unpack
 
 import numpy as np
 
-from omni_python.client._events import Answer, Event, EventReader, described
+from omni_python.client._events import Answer, Event, EventReader, described, told_trace
 from omni_python.client._http import is_http
 from omni_python.client._http_transport import HttpTransport
-from omni_python.client._inputs import DESCRIBE, RequestOptions, request_inputs, time_limit
+from omni_python.client._inputs import DESCRIBE, RequestOptions, request_inputs, time_limit, trace_inputs
 from omni_python.client._regions import SharedMemory, checked_kind
 from omni_python.client._transport import Transport
 from omni_python.proto.info import PipelineInfo
+from omni_python.proto.trace import Trace
 
 
 class OmniClient:
@@ -73,6 +74,12 @@ class OmniClient:
     def info(self) -> PipelineInfo:
         """The pipeline's modalities, voices, sample rate and context. Raises what `stream` does."""
         return described(self._transport.infer(self.pipeline, DESCRIBE))
+
+    def trace(self, name: str = "") -> Trace:
+        """What the server did when for a request that was traced and has ended, by the request's id or its W3C trace
+        id; the newest without a name. The server keeps the last ones (64, unless its configuration says otherwise).
+        Raises `NotFound`, and what `stream` does."""
+        return told_trace(self._transport.infer(self.pipeline, trace_inputs(name)))
 
     def chat(self, text: str | None = None, **options: Unpack[RequestOptions]) -> Answer:
         """Ask, and wait for the whole answer. Takes and raises what `stream` does."""

@@ -26,6 +26,10 @@ class InvalidRequest(RequestFailed):
     """The request itself is wrong; the message says what would be valid."""
 
 
+class NotFound(RequestFailed):
+    """What the request names is not there."""
+
+
 class NotSupported(RequestFailed):
     """Valid in general, but not for this pipeline or this server."""
 

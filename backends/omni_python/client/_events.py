@@ -15,6 +15,7 @@ from omni_python.client._display import paragraph, player, small
 from omni_python.client._errors import ConnectionLost
 from omni_python.proto.info import PipelineInfo, decode_info
 from omni_python.proto.timing import StageTiming
+from omni_python.proto.trace import Trace, decode_trace
 from omni_python.proto.wav import wav_file
 
 
@@ -44,7 +45,8 @@ class AudioChunk:
 class Finished:
     """The end: why ("stop", "length", ...), token and sample counts, seconds since the request was sent, until the
     first text and the first audio (None where there was none) and the end; and when each stage worked, in seconds since
-    the server admitted the request, in the order of their starts."""
+    the server admitted the request, in the order of their starts. `trace` tells more, where the request asked for it.
+    """
 
     finish_reason: str
     usage: dict[str, Any]
@@ -52,6 +54,7 @@ class Finished:
     first_audio: float | None
     total: float
     stages: tuple[StageTiming, ...] = ()
+    trace: Trace | None = None
 
 
 @dataclass(frozen=True)
@@ -71,6 +74,14 @@ def described(outputs: Iterable[Mapping[str, np.ndarray]]) -> PipelineInfo:
         if "description" in output:
             return decode_info(output["description"][0])
     raise ConnectionLost("the server stopped before it described the pipeline")
+
+
+def told_trace(outputs: Iterable[Mapping[str, np.ndarray]]) -> Trace:
+    """The answer to a request for a trace. Raises `ConnectionLost` where there is none."""
+    for output in outputs:
+        if "trace" in output:
+            return decode_trace(output["trace"][0])
+    raise ConnectionLost("the server stopped before it told the trace")
 
 
 class EventReader:
@@ -98,7 +109,8 @@ class EventReader:
         if "finish_reason" in outputs:
             reason, usage = outputs["finish_reason"][0].decode(), json.loads(outputs["usage"][0])
             stages = tuple(StageTiming(**stage) for stage in json.loads(outputs.get("stage_timings", [b"[]"])[0]))
-            self._finished = Finished(reason, usage, self._first_text, self._first_audio, now, stages)
+            trace = decode_trace(outputs["trace"][0]) if "trace" in outputs else None
+            self._finished = Finished(reason, usage, self._first_text, self._first_audio, now, stages, trace)
         return events
 
     def end(self, url: str) -> Finished:

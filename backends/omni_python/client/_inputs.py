@@ -34,10 +34,20 @@ class RequestOptions(TypedDict, total=False):
     sampling: Mapping[str, Any] | None
     """Parameters of the text stage by name, and an object for each stage that has its own, for example
     `{"temperature": 0.7, "talker": {"seed": 1}}`."""
+    trace: bool | None
+    """Whether to trace the request: `Finished.trace` then tells what each stage did when. Default: as `traceparent`, or
+    else the pipeline's configuration, says."""
+    traceparent: str | None
+    """The caller's span as a W3C Trace Context header: the server's spans become its children where it is sampled."""
 
 
 DESCRIBE = {"describe": np.array([True])}
 """The inputs that ask for a pipeline's description."""
+
+
+def trace_inputs(name: str) -> dict[str, np.ndarray]:
+    """The inputs that ask for a trace."""
+    return {"trace_id": _bytes_tensor([name.encode()])}
 
 
 def request_inputs(text: str | None, options: RequestOptions, *, stream: bool) -> dict[str, np.ndarray]:
@@ -48,7 +58,7 @@ def request_inputs(text: str | None, options: RequestOptions, *, stream: bool) -
     unknown = sorted(options.keys() - RequestOptions.__annotations__.keys())
     if unknown:
         raise TypeError(f"unknown option {unknown[0]!r}; there are {', '.join(RequestOptions.__annotations__)}")
-    messages, voice, sampling = options.get("messages"), options.get("voice"), options.get("sampling")
+    messages, voice, sampling = options.get("messages"), options.get("voice"), _parameters(options)
     audio, rate = options.get("audio"), options.get("audio_sample_rate")
     texts = {
         "text_input": [] if text is None else [text],
@@ -70,6 +80,14 @@ def request_inputs(text: str | None, options: RequestOptions, *, stream: bool) -
     if rate is not None:
         inputs["audio_sample_rate"] = np.array([rate], np.int32)
     return inputs
+
+
+def _parameters(options: RequestOptions) -> Mapping[str, Any] | None:
+    """The sampling parameters, with those about the trace, which travel beside them."""
+    about = {"trace": options.get("trace"), "traceparent": options.get("traceparent")}
+    given = {name: value for name, value in about.items() if value is not None}
+    sampling = options.get("sampling")
+    return {**(sampling or {}), **given} if given else sampling
 
 
 def time_limit(options: RequestOptions) -> float | None:

@@ -19,6 +19,7 @@ from omni_python.client._errors import (
     ConnectionLost,
     DeadlineExceeded,
     InvalidRequest,
+    NotFound,
     NotSupported,
     OmniClientError,
     RequestFailed,
@@ -52,7 +53,7 @@ _FAILURES: dict[str, type[RequestFailed]] = {
     "UNSUPPORTED": NotSupported,
     "UNAVAILABLE": Unavailable,
     "DEADLINE_EXCEEDED": DeadlineExceeded,
-    "NOT_FOUND": RequestFailed,
+    "NOT_FOUND": NotFound,
     "CANCELLED": RequestFailed,
     "INTERNAL": RequestFailed,
 }

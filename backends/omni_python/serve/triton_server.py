@@ -23,6 +23,10 @@ from omni_python.serve.environment import Installation, ServerSetupError, find_i
 from omni_python.serve.server_log import failure_reason
 
 SHARED_MEMORY = Path("/dev/shm")
+
+TRACE_HEADER = "(?i)traceparent"
+"""The header, as a pattern, that Triton passes on to the pipelines as a parameter: W3C Trace Context."""
+
 _POLL_S = 0.1
 _STARTS = 3
 _LOST_LOCK = "boost::interprocess::lock_exception"
@@ -123,6 +127,7 @@ class ServerOptions:
             f"--http-port={self.http_port}",
             f"--grpc-port={self.grpc_port}",
             f"--metrics-port={self.metrics_port}",
+            *(f"--{service}-header-forward-pattern={TRACE_HEADER}" for service in ("http", "grpc")),
             *self.extra,
         ]
 
