@@ -66,7 +66,9 @@ def test_quickstart_json_needs_once(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().err == "omni quickstart: --json needs --once: it prints one answer\n"
 
 
-@pytest.mark.parametrize("command", ["chat", "checkpoint", "compile", "completion", "quickstart", "serve", "validate"])
+@pytest.mark.parametrize(
+    "command", ["bench", "chat", "checkpoint", "compile", "completion", "quickstart", "serve", "validate"]
+)
 def test_help_fits_a_terminal(
     command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,0 +1,92 @@
+"""What is made of a request's times, against a player that is simulated sample by sample."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from omni_python.bench.load import OpenLoop
+from omni_python.bench.record import Piece, RequestRecord
+from omni_python.bench.slo import is_good, parse_objectives
+from omni_python.bench.summary import Spread
+from omni_python.bench.usage import process_name
+from omni_python.proto.errors import InvalidArgument
+
+TICK = 0.001
+
+
+def record(**fields: object) -> RequestRecord:
+    given: dict[str, object] = {"load": "x", "index": 0, "question": 0, "counted": True, "due": 0.0, "sent": 1.0}
+    return RequestRecord(**{**given, **fields})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_underrun_is_what_a_player_would_hear(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    count = int(rng.integers(1, 8))
+    times = np.cumsum(rng.integers(1, 300, count))
+    lengths = rng.integers(1, 300, count)
+    buffered = silent = 0
+    for tick in range(int(times[0]), int(times[-1])):
+        buffered += int(lengths[times == tick].sum())
+        silent += buffered == 0
+        buffered -= buffered > 0
+    pieces = [Piece(time * TICK, length * TICK) for time, length in zip(times, lengths, strict=True)]
+    one = record(speech=pieces, ended=10.0)
+    assert one.underrun == pytest.approx(silent * TICK, abs=1e-9)
+    assert one.audio_s == pytest.approx(lengths.sum() * TICK)
+    assert one.real_time_factor == pytest.approx(9.0 / (lengths.sum() * TICK))
+    assert one.gaps == pytest.approx(list(np.diff(times) * TICK))
+
+
+def test_times_count_from_sending() -> None:
+    one = record(texts=[1.25, 1.5], speech=[Piece(2.0, 0.1)], ended=2.5)
+    assert (one.first_text, one.first_audio, one.total) == (0.25, 1.0, 1.5)
+    bare = record(texts=[1.25, 1.5, 2.5], ended=2.5)
+    assert (bare.first_audio, bare.underrun, bare.real_time_factor, bare.longest_gap) == (None, None, None, 1.0)
+
+
+def test_refused_is_unavailable_before_anything_came() -> None:
+    assert record(error="Unavailable").refused
+    assert not record(error="Unavailable", texts=[1.5]).refused
+    assert not record(error="InvalidRequest").refused
+
+
+def test_objectives() -> None:
+    fast = record(texts=[1.1], speech=[Piece(1.3, 4.0)], ended=2.0)
+    assert is_good(fast, parse_objectives(["ttft=100.1ms,ttfa=0.31s", "rtf=0.25", "underrun=0ms", "total=1s"]))
+    assert not is_good(fast, parse_objectives(["ttft=99ms"]))
+    assert not is_good(fast, parse_objectives(["rtf=0.24"]))
+    assert not is_good(record(texts=[1.1], ended=2.0), parse_objectives(["ttfa=10s"])), "there is no speech"
+    assert not is_good(record(error="Timeout", texts=[1.1]), parse_objectives(["ttft=1s"]))
+
+
+@pytest.mark.parametrize("text", ["ttfa", "ttfa=", "ttfa=300", "rtf=1s", "latency=1s", "ttfa=-1s", "ttfa=1s;rtf=1"])
+def test_other_objectives_are_refused(text: str) -> None:
+    with pytest.raises(InvalidArgument, match="for example ttfa=300ms"):
+        parse_objectives([text])
+
+
+def test_arrivals_are_poisson() -> None:
+    from scipy.stats import kstest
+
+    due = OpenLoop(50.0).arrivals(warm_up=100, seconds=60.0, count=None, seed=5)
+    assert due == OpenLoop(50.0).arrivals(warm_up=100, seconds=60.0, count=None, seed=5)
+    assert due[:100] != OpenLoop(50.0).arrivals(warm_up=100, seconds=60.0, count=None, seed=4)[:100]
+    assert 0 < due[-1] - due[100] <= 60.0
+    assert kstest(np.diff(due), "expon", args=(0, 1 / 50)).pvalue > 0.01
+    assert len(OpenLoop(2.0).arrivals(warm_up=3, seconds=1.0, count=7, seed=0)) == 10
+
+
+def test_spread() -> None:
+    spread = Spread.of([None, 3.0, 1.0, 2.0])
+    assert spread is not None
+    assert (spread.p50, spread.p95, spread.p99, spread.max) == pytest.approx((2.0, 2.9, 2.98, 3.0))
+    assert Spread.of([None]) is None
+
+
+def test_stubs_are_called_by_their_model() -> None:
+    stub = ["/x/python/triton_python_backend_stub", "/models/qwen3_omni_front/1/model.py", "region", "1048576"]
+    assert process_name(stub) == "qwen3_omni_front"
+    assert process_name(["/opt/tritonserver/bin/tritonserver", "--id=x"]) == "tritonserver"
+    assert process_name([]) == "?"
