@@ -58,8 +58,8 @@ def create_app(grpc_url: str, metrics_url: str | None = None) -> FastAPI:
         openapi_extra=documented(ChatRequest),
         responses={200: {"model": Completion, "content": {"text/event-stream": {}}}},
     )
-    async def chat_completions(body: Annotated[ChatRequest, json_body(ChatRequest)]) -> Response:
-        completion = ChatCompletion(body, client(body.model), answers)
+    async def chat_completions(request: Request, body: Annotated[ChatRequest, json_body(ChatRequest)]) -> Response:
+        completion = ChatCompletion(body, client(body.model), answers, _traceparent(request))
         if not body.stream:
             return JSONResponse(await completion.whole())
         chunks = _server_sent(completion.chunks())
@@ -71,8 +71,8 @@ def create_app(grpc_url: str, metrics_url: str | None = None) -> FastAPI:
         response_class=StreamingResponse,
         responses={200: {"content": {form.content_type: {} for form in FORMATS.values()}}},
     )
-    async def audio_speech(body: Annotated[SpeechRequest, json_body(SpeechRequest)]) -> Response:
-        pieces = spoken(body, client(body.model))
+    async def audio_speech(request: Request, body: Annotated[SpeechRequest, json_body(SpeechRequest)]) -> Response:
+        pieces = spoken(body, client(body.model), _traceparent(request))
         sample_rate, data = await anext(pieces)
         return StreamingResponse(
             _after(data, _data(pieces)), media_type=content_type(body.response_format, sample_rate)
@@ -122,6 +122,11 @@ def create_app(grpc_url: str, metrics_url: str | None = None) -> FastAPI:
 
     app.include_router(playground)
     return app
+
+
+def _traceparent(request: Request) -> str | None:
+    """The caller's W3C Trace Context, under which the pipeline's spans are to stand."""
+    return request.headers.get("traceparent")
 
 
 def _model(name: str) -> dict[str, Any]:

@@ -23,9 +23,12 @@ _USAGE = {"prompt_tokens": "input_tokens", "completion_tokens": "output_tokens"}
 class ChatCompletion:
     """One request's answer, whole or in chunks, as JSON objects."""
 
-    def __init__(self, request: ChatRequest, client: AsyncOmniClient, spoken: SpokenAnswers) -> None:
+    def __init__(
+        self, request: ChatRequest, client: AsyncOmniClient, spoken: SpokenAnswers, traceparent: str | None = None
+    ) -> None:
         """Raises `ApiError` for what the conversation refers to and is not there."""
         self._request, self._client, self._spoken = request, client, spoken
+        self._traceparent = traceparent
         self._id = f"chatcmpl-{secrets.token_hex(12)}"
         self._audio_id = spoken.new_id()
         self._created = int(time.time())
@@ -92,6 +95,7 @@ class ChatCompletion:
             "modalities": ["text", "audio"] if self._request.speaks else ["text"],
             "voice": audio.voice if audio else None,
             "sampling": self._request.sampling,
+            "traceparent": self._traceparent,
         }
 
     def _audio(self, **fields: Any) -> dict[str, Any]:

@@ -18,12 +18,14 @@ READ_ALOUD = (
 )
 
 
-async def spoken(request: SpeechRequest, client: AsyncOmniClient) -> AsyncGenerator[tuple[int, bytes], None]:
+async def spoken(
+    request: SpeechRequest, client: AsyncOmniClient, traceparent: str | None = None
+) -> AsyncGenerator[tuple[int, bytes], None]:
     """The encoded speech as it comes, each piece with the pipeline's sample rate; at least one. Leaving the iterator
     cancels the request."""
     encoder: SpeechEncoder | None = None
     sample_rate = 0
-    async with aclosing(client.stream(**_options(request))) as events:
+    async with aclosing(client.stream(**_options(request, traceparent))) as events:
         async for event in events:
             if isinstance(event, AudioChunk):
                 sample_rate = event.sample_rate
@@ -38,7 +40,7 @@ async def spoken(request: SpeechRequest, client: AsyncOmniClient) -> AsyncGenera
     yield sample_rate, encoder.close()
 
 
-def _options(request: SpeechRequest) -> RequestOptions:
+def _options(request: SpeechRequest, traceparent: str | None) -> RequestOptions:
     instructions = " ".join(part for part in (READ_ALOUD, request.instructions) if part)
     return {
         "messages": [
@@ -47,5 +49,6 @@ def _options(request: SpeechRequest) -> RequestOptions:
         ],
         "modalities": ["text", "audio"],
         "voice": request.voice,
+        "traceparent": traceparent,
         "sampling": {} if request.seed is None else {"seed": request.seed, "talker": {"seed": request.seed}},
     }
