@@ -6,7 +6,11 @@ Imports happen in `initialize`, so that Triton's auto-completion of configuratio
 
 import gc
 import os
+import signal
 import sys
+
+EXIT_TIMEOUT = 5
+"""Seconds for this process to end by itself once its model is finalized."""
 
 
 class TritonPythonModel:
@@ -32,3 +36,5 @@ class TritonPythonModel:
 
     def finalize(self):  # type: ignore[no-untyped-def]
         self._model.finalize()
+        # Triton waits for the process without a limit, and what libraries do at its end can hang: then SIGALRM ends it.
+        signal.alarm(EXIT_TIMEOUT)

@@ -16,7 +16,7 @@ from omni_python.proto.errors import OmniError
 from omni_python.sglang_engine.config import EngineConfig
 from omni_python.sglang_engine.held_rows import HeldRows
 from omni_python.sglang_engine.hooks import Choice, StepHooks
-from omni_python.sglang_engine.launch import check_version, start_scheduler
+from omni_python.sglang_engine.launch import check_version, leave_groups, start_scheduler
 
 __all__ = ["Choice", "Engine", "EngineConfig", "StepHooks", "check_version"]
 
@@ -51,7 +51,8 @@ class Engine:
         """[vocab, H], as `token_embedding`."""
 
     def close(self) -> None:
-        """Let go of what is outside this process."""
+        """Let go of what is outside this process. The engine takes no further step."""
+        leave_groups()
 
     # ---- what it holds
 

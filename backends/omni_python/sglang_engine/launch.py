@@ -73,6 +73,15 @@ def start_scheduler(config: EngineConfig, outputs: Outputs) -> Any:
     return scheduler
 
 
+def leave_groups() -> None:
+    """End SGLang's process groups, of a process that shares them with no other. Left to the interpreter's end, NCCL hung
+    it on a GPU (torch 2.11)."""
+    from sglang.srt.distributed import parallel_state
+
+    parallel_state.destroy_model_parallel()
+    parallel_state.destroy_distributed_environment()
+
+
 def _scheduler(config: EngineConfig) -> Any:
     from sglang.srt.managers.scheduler import Scheduler, publish
     from sglang.srt.models.registry import ModelRegistry
