@@ -74,8 +74,8 @@ def start_scheduler(config: EngineConfig, outputs: Outputs) -> Any:
 
 
 def leave_groups() -> None:
-    """End SGLang's process groups, of a process that shares them with no other. Left to the interpreter's end, NCCL hung
-    it on a GPU (torch 2.11)."""
+    """End SGLang's process groups, of a process that shares them with no other: NCCL, which ended them itself with the
+    interpreter, hung it on a GPU (torch 2.11)."""
     from sglang.srt.distributed import parallel_state
 
     parallel_state.destroy_model_parallel()
