@@ -21,6 +21,9 @@ STOP_TIMEOUT = 5.0
 MAX_THREADS = 24
 """At most, however many clients do not read: Triton's stub sends on 32 threads of its own."""
 
+SENDS_A_TURN = 4
+"""For one request, before others that wait have their turn: so many at most, so that threads need not change."""
+
 RELIEF = 0.2
 """Seconds without anything sent, while something waits, after which another thread is added."""
 
@@ -100,15 +103,21 @@ class AnswerThreads:
         if request_id is None:
             return False
         with self._lock:
-            send = self._backlogs[request_id].popleft()
-        try:
-            send()
-        except Exception:
-            log.exception("a response could not be sent")
-        with self._lock:
-            self._sent += 1
-            if self._backlogs[request_id]:
-                self._turns.put(request_id)
-            else:
-                del self._backlogs[request_id]
-        return True
+            backlog = self._backlogs[request_id]
+            send = backlog.popleft()
+        sent = 0
+        while True:
+            try:
+                send()
+            except Exception:
+                log.exception("a response could not be sent")
+            sent += 1
+            with self._lock:
+                self._sent += 1
+                if not backlog:
+                    del self._backlogs[request_id]
+                    return True
+                if sent >= SENDS_A_TURN and not self._turns.empty():
+                    self._turns.put(request_id)
+                    return True
+                send = backlog.popleft()

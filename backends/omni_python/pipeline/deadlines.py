@@ -22,7 +22,9 @@ class DeadlineWatch:
         self._expired = expired
         self._due: dict[tuple[str, str], float] = {}
         self._heap: list[tuple[float, tuple[str, str]]] = []
-        self._changed = threading.Condition()
+        self._wakes = math.inf  # when the thread that waits will look again
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="omni-deadlines", daemon=True)
 
@@ -41,15 +43,15 @@ class DeadlineWatch:
     def add(self, stage: str, request_id: str, deadline: float) -> None:
         if deadline == math.inf:
             return
-        entry = (deadline, (stage, request_id))
-        with self._changed:
-            self._due[entry[1]] = deadline
-            heapq.heappush(self._heap, entry)
-            if self._heap[0] is entry:
+        key = (stage, request_id)
+        with self._lock:
+            self._due[key] = deadline
+            heapq.heappush(self._heap, (deadline, key))
+            if deadline < self._wakes:
                 self._changed.notify()
 
     def discard(self, stage: str, request_id: str) -> None:
-        with self._changed:
+        with self._lock:
             self._due.pop((stage, request_id), None)
             if len(self._heap) > 2 * len(self._due) + SPARE:
                 self._heap = [(deadline, key) for key, deadline in self._due.items()]
@@ -73,5 +75,7 @@ class DeadlineWatch:
                         overdue.append(key)
                 if overdue:
                     return overdue
-                self._changed.wait(self._heap[0][0] - now if self._heap else None)
+                self._wakes = self._heap[0][0] if self._heap else math.inf
+                self._changed.wait(self._wakes - now if self._heap else None)
+                self._wakes = -math.inf
             return None
