@@ -7,5 +7,6 @@ PIPELINES: dict[str, str] = {
     "qwen3_omni_colocated": "omni_python.models.qwen3_omni.config.Qwen3OmniColocatedPipelineConfig",
     "qwen3_omni_thinker_apart": "omni_python.models.qwen3_omni.config.Qwen3OmniThinkerApartPipelineConfig",
     "qwen3_omni_text": "omni_python.models.qwen3_omni.config.Qwen3OmniTextPipelineConfig",
+    "fish_s2_pro": "omni_python.models.fish_s2_pro.config.FishS2ProPipelineConfig",
 }
 """Short name to the dotted path of the `PipelineConfig` class."""

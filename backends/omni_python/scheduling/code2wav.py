@@ -63,6 +63,8 @@ class _Speech:
     stream: bool = False
     end: SpeechEnd | None = None
     samples: list[np.ndarray] = field(default_factory=list)
+    held: np.ndarray = field(default_factory=lambda: np.zeros(0, np.float32))
+    """The end of what was decoded, which fades into the next window."""
 
     @property
     def complete(self) -> bool:
@@ -71,11 +73,12 @@ class _Speech:
 
 @dataclass(slots=True, frozen=True)
 class _Window:
-    """`codes` [G, context + new frames] of a request."""
+    """`codes` [G, context + new frames] of a request; of the context, `again` frames are decoded once more."""
 
     speech: _Speech
     codes: torch.Tensor
     context: int
+    again: int
     new: int
 
 
@@ -102,12 +105,17 @@ class Code2WavScheduler(LoopScheduler):
         first_chunk_frames: int | None = None,
         whole_frames: int = 300,
         max_batch: int = 8,
+        crossfade_samples: int = 0,
         name: str = "code2wav",
     ) -> None:
         super().__init__(name)
         self._first_chunk_frames = chunk_frames if first_chunk_frames is None else first_chunk_frames
         if min(chunk_frames, self._first_chunk_frames, left_context, whole_frames, max_batch) < 1:
             raise InvalidArgument("chunk_frames, left_context, whole_frames and max_batch must be at least 1")
+        most = min(chunk_frames, self._first_chunk_frames, left_context) * vocoder.samples_per_frame - vocoder.trim
+        if not 0 <= crossfade_samples <= most:
+            raise InvalidArgument(f"crossfade_samples must be 0..{most}, within the left context and every window")
+        self._crossfade = crossfade_samples
         self._vocoder = vocoder
         self._chunk_frames = chunk_frames
         self._left_context = left_context
@@ -115,16 +123,21 @@ class Code2WavScheduler(LoopScheduler):
         self._max_batch = max_batch
         self._speeches: dict[str, _Speech] = {}
 
+    def _again(self, context: int) -> int:
+        """Of a window's context, the frames that the crossfade needs."""
+        return min(context, -(-self._crossfade // self._vocoder.samples_per_frame))
+
     @property
     def windows(self) -> list[tuple[int, int]]:
-        """Frames of context, and in all, of a streamed answer's windows; the last one may be shorter."""
+        """Frames of context that are not decoded again, and in all, of a streamed answer's windows; the last one may be
+        shorter."""
         decoded = self._first_chunk_frames
         windows = [(0, decoded)]
         while windows[-1][0] < self._left_context:
             context = min(self._left_context, decoded)
             windows.append((context, context + self._chunk_frames))
             decoded += self._chunk_frames
-        return windows
+        return [(context - self._again(context), frames) for context, frames in windows]
 
     def stats(self) -> Mapping[str, int]:
         return {"running": len(self._speeches)}
@@ -146,8 +159,8 @@ class Code2WavScheduler(LoopScheduler):
         else:
             raise OmniError(f"{type(data).__name__} is no input of a vocoder stage")
         speech.stream = data.stream
-        if speech.complete and speech.decoded == speech.received:
-            self._give(speech, np.zeros(0, np.float32))
+        if self._is_finished(speech):
+            self._give(speech, speech.held)
 
     def work(self) -> bool:
         alike: dict[tuple[int, int], list[_Window]] = {}
@@ -171,7 +184,7 @@ class Code2WavScheduler(LoopScheduler):
         frames = torch.cat(speech.frames)
         begin = speech.decoded - context - speech.first
         speech.frames, speech.first = [frames[begin:]], speech.decoded - context
-        return _Window(speech, frames[begin : begin + context + new].T, context, new)
+        return _Window(speech, frames[begin : begin + context + new].T, context, self._again(context), new)
 
     def _decode(self, windows: list[_Window]) -> None:
         self.batch_sizes.observe(len(windows))
@@ -181,7 +194,7 @@ class Code2WavScheduler(LoopScheduler):
         start = time.monotonic() if self.traces else 0.0
         try:
             codes = torch.stack([window.codes for window in windows])
-            audio = self._vocoder.decode(codes, windows[0].context).numpy()
+            audio = self._vocoder.decode(codes, windows[0].context - windows[0].again).numpy()
         except Exception as error:
             logger.exception("decoding %d windows failed", len(windows))
             for window in windows:
@@ -191,10 +204,31 @@ class Code2WavScheduler(LoopScheduler):
             self.note_step([window.speech.request_id for window in windows], start)
         for window, samples in zip(windows, audio, strict=True):
             window.speech.decoded += window.new
-            self._give(window.speech, samples)
+            repeated = window.again * self._vocoder.samples_per_frame
+            if window.context == window.again:  # from the very beginning, where a trimmed frame has fewer samples
+                repeated -= self._vocoder.trim
+            self._give(window.speech, self._faded(window.speech, samples, repeated))
+
+    def _faded(self, speech: _Speech, samples: np.ndarray, repeated: int) -> np.ndarray:
+        """What was held and `samples`, of which `repeated` were decoded before; without what is to be held now."""
+        if not self._crossfade:
+            return samples
+        held = speech.held
+        if len(held):
+            fade = np.linspace(0, 1, len(held), dtype=np.float32)
+            again, new = samples[repeated - len(held) : repeated], samples[repeated:]
+            samples = np.concatenate((held * (1 - fade) + again * fade, new))
+        if self._is_finished(speech):
+            return samples
+        speech.held = samples[-self._crossfade :].copy()
+        return samples[: -self._crossfade]
+
+    @staticmethod
+    def _is_finished(speech: _Speech) -> bool:
+        return speech.complete and speech.decoded == speech.received
 
     def _give(self, speech: _Speech, samples: np.ndarray) -> None:
-        finished = speech.complete and speech.decoded == speech.received
+        finished = self._is_finished(speech)
         if not speech.stream:
             speech.samples.append(samples)
             if not finished:

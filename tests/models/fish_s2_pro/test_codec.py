@@ -74,7 +74,7 @@ def test_a_window_with_enough_context_sounds_as_in_the_whole(fish: Path) -> None
     for frame, heard in ((30 - reach - 1, False), (30 - reach, True)):
         other = codes.clone()
         other[:, 0, frame] = (other[:, 0, frame] + 1) % BOOKS[0]
-        assert bool((decoder(other)[0, 30 * FRAME] != expected[0, 0])) == heard
+        assert bool(decoder(other)[0, 30 * FRAME] != expected[0, 0]) == heard
 
 
 @pytest.mark.parametrize("samples", [1, FRAME, 3 * FRAME + 5])

@@ -229,6 +229,7 @@ class CodecEncoder(nn.Module):
 
     def __init__(self, sizes: CodecSizes) -> None:
         super().__init__()
+        self.sizes = sizes
         self.encoder = Encoder(sizes)
         self.quantizer = EncodingQuantizer(sizes)
 

@@ -111,7 +111,7 @@ def _of(
     for name, tensor in tensors.items():
         heads = tensor.shape[-1] // HEAD_DIM  # every transformer's width is that of its heads
         new = renamed(name, tensor, heads, heads, HEAD_DIM)
-        found |= {key: value.to(device, dtype) for key, value in new.items() if key in wanted}
+        found |= {key: value.to(device, dtype, copy=True) for key, value in new.items() if key in wanted}
     return found
 
 
