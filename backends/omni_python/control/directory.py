@@ -42,6 +42,16 @@ def find_server_directory(base: Path, server_pid: int) -> Path | None:
     return path if path.is_dir() else None
 
 
+def running_servers(base: Path) -> dict[int, Path]:
+    """The directories of this user's running servers under `base`, by the servers' process ids."""
+    found = {}
+    for path in sorted(base.glob(f"{_PREFIX}{os.getuid()}-*-*")):
+        _, pid, started = path.name.removeprefix(_PREFIX).split("-", 2)
+        if pid.isdigit() and _start_time(int(pid)) == started:
+            found[int(pid)] = path
+    return found
+
+
 def remove_leftovers(directory: Path) -> list[Path]:
     """Remove sibling directories of this user whose server is gone (killed servers leave them behind)."""
     removed = []

@@ -19,6 +19,7 @@ from omni_python.pipeline.answers import AnswerThreads, ResponseSink
 from omni_python.pipeline.edge_stats import EdgeStats
 from omni_python.pipeline.endpoint import Endpoint
 from omni_python.pipeline.members import Members
+from omni_python.pipeline.profiling import ProfileControl
 from omni_python.pipeline.registry import ReplicaLoad
 from omni_python.pipeline.request_trace import RequestTrace, TracedSink
 from omni_python.pipeline.spec import Limits, PipelineSpec
@@ -35,9 +36,11 @@ from omni_python.proto.messages import (
     Envelope,
     LeaveMessage,
     Peer,
+    ProfileMessage,
     RecordOrder,
     RegisterMessage,
     Route,
+    StopProfileMessage,
     StreamMessage,
     SubmitMessage,
     SubmitReply,
@@ -134,6 +137,7 @@ class Coordinator:
             recover or (lambda process, replica: None),
         )
         self._registry = self._members.registry
+        self._profiles = ProfileControl(spec, self._registry, self._endpoint)
         self._requests: dict[str, _Request] = {}
         self._admission: Admission[_Request] = Admission(self.limits.max_in_flight, self.limits.max_queued)
         self._draining = False
@@ -342,6 +346,8 @@ class Coordinator:
                 self._members.end(message)
             case DrainMessage():
                 self.drain(message.end)
+            case ProfileMessage() | StopProfileMessage():
+                self._profiles.handle(message)
             case _:
                 log.warning("the coordinator got a %s", type(message).__name__)
 

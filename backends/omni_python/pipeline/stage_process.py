@@ -16,6 +16,7 @@ from omni_python.control.directory import leave_directory, socket_address
 from omni_python.pipeline.deadlines import DeadlineWatch
 from omni_python.pipeline.edge_stats import EdgeStats
 from omni_python.pipeline.endpoint import Endpoint
+from omni_python.pipeline.profiling import ProcessProfiler, profile_name
 from omni_python.pipeline.read_only import ReadOnlyCheck
 from omni_python.pipeline.recording import Recorder, record_directory
 from omni_python.pipeline.routes import Routes
@@ -33,9 +34,11 @@ from omni_python.proto.messages import (
     LeaveMessage,
     Peer,
     PeersMessage,
+    ProfileMessage,
     RecordOrder,
     RegisterMessage,
     Route,
+    StopProfileMessage,
     StreamMessage,
     SubmitMessage,
     SubmitReply,
@@ -109,6 +112,7 @@ class StageProcess:
         self._released = threading.Event()
         self._deaths = DeathWatch()
         self._read_only = ReadOnlyCheck.if_wanted()
+        self._profiler = ProcessProfiler(profile_name(pipeline, process, replica), self._endpoint.epoch)
         recordings = record_directory()
         self._recorder = None if recordings is None else Recorder(recordings, pipeline, process, self.stages)
         self._registration = threading.Thread(target=self._stay_registered, name="omni-register", daemon=True)
@@ -162,6 +166,7 @@ class StageProcess:
             pass
 
     def stop(self) -> None:
+        self._profiler.stop()
         self._deaths.close()
         self._registration.join()
         self._deadlines.stop()
@@ -368,6 +373,10 @@ class StageProcess:
                 self._on_peers(message)
             case GoodbyeMessage():
                 self._released.set()
+            case ProfileMessage():
+                self._profiler.start(message)
+            case StopProfileMessage():
+                self._profiler.stop(message)
             case _:
                 log.warning("a stage process got a %s", type(message).__name__)
 
