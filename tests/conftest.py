@@ -1,4 +1,4 @@
-"""What every test shares: the threads' limit, the checkout's place, and a look for what a test left behind."""
+"""What every test shares: the threads' limit, the checkout's place, servers, and a look for what a test left behind."""
 
 from __future__ import annotations
 
@@ -15,6 +15,10 @@ from pathlib import Path
 
 import psutil
 import pytest
+
+from tests.servers import noop_server, tiny_checkpoint, tiny_server
+
+__all__ = ["noop_server", "tiny_checkpoint", "tiny_server"]
 
 # A background job inherits SIGINT ignored, and so would what tests start and interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)

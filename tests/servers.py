@@ -1,13 +1,16 @@
-"""Servers that tests share. A folder uses one by importing its fixture in its conftest."""
+"""Servers that all tests of a session share: `tests/conftest.py` has these fixtures for every folder."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from omni_python.config.compile import compile_pipeline
 from omni_python.models.noop.config import NoopForwardPipelineConfig, NoopLinePipelineConfig
+from omni_python.models.qwen3_omni.config import Qwen3OmniSpeechPipelineConfig, Qwen3OmniTextPipelineConfig
+from omni_python.proto.recording import ALLOW_REPLAY, RECORD_DIRECTORY
 from omni_python.serve.triton_server import ServerOptions, TritonServer
 
 
@@ -18,4 +21,26 @@ def noop_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServ
     for config in (NoopLinePipelineConfig(), NoopForwardPipelineConfig()):
         compile_pipeline(config, repository)
     with TritonServer.start(ServerOptions(model_repository=repository, exit_timeout_s=5), timeout_s=100) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def tiny_checkpoint() -> Path:
+    """The tiny checkpoint of Qwen3-Omni that the oracle's cases were recorded with."""
+    from tests.models import tiny_model  # torch, which few folders need
+
+    return tiny_model.checkpoint()
+
+
+@pytest.fixture(scope="session")
+def tiny_server(tmp_path_factory: pytest.TempPathFactory, tiny_checkpoint: Path) -> Iterator[TritonServer]:
+    """A real tritonserver with `qwen3_omni` and `qwen3_omni_text` on the tiny checkpoint, which records and replays."""
+    repository = tmp_path_factory.mktemp("tiny")
+    for config in (Qwen3OmniSpeechPipelineConfig, Qwen3OmniTextPipelineConfig):
+        compile_pipeline(config(model_path=str(tiny_checkpoint)), repository)
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv(RECORD_DIRECTORY, str(tmp_path_factory.mktemp("recordings")))
+        environment.setenv(ALLOW_REPLAY, "1")
+        server = TritonServer.start(ServerOptions(model_repository=repository), timeout_s=120)
+    with server:
         yield server

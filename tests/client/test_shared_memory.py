@@ -36,10 +36,10 @@ KINDS = [
 
 @pytest.fixture
 def nothing_left(noop_server: TritonServer) -> Iterator[None]:
-    """The server holds no region afterwards, and /dev/shm has none of the clients'."""
+    """The server holds no region afterwards, and /dev/shm has none of this process's."""
     yield
     assert regions(noop_server) == []
-    assert list(Path("/dev/shm").glob("omni_client_*")) == []
+    assert list(Path("/dev/shm").glob(f"omni_client_{os.getpid()}_*")) == []
 
 
 def regions(server: TritonServer) -> list[str]:

@@ -23,9 +23,14 @@ WAV = next(path for path in sorted(MEDIA.iterdir()) if path.suffix == ".wav").re
 
 
 @pytest.fixture(autouse=True)
-def serves_on(server: TritonServer, client: OmniClient) -> Iterator[None]:
+def serves_on(client: OmniClient) -> Iterator[None]:
     yield
     assert client.chat("Hello?", sampling={"max_tokens": 2}, modalities=["text"]).text is not None
+
+
+@pytest.fixture(autouse=True, scope="module")
+def nothing_is_held(server: TritonServer) -> Iterator[None]:
+    yield
     metrics.wait_empty(server, "qwen3_omni")
 
 

@@ -27,9 +27,6 @@ from omni_python.proto.errors import ErrorCode
 from omni_python.proto.messages import SubmitReply, decode_reply
 from omni_python.serve.environment import ServerSetupError
 from omni_python.serve.triton_server import ServerOptions, TritonServer
-from tests.servers import noop_server
-
-__all__ = ["noop_server"]
 
 
 def test_an_error_after_the_first_response_reaches_the_client(noop_server: TritonServer) -> None:

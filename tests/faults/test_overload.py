@@ -7,9 +7,6 @@ import asyncio
 from omni_python.client import AsyncOmniClient, DeadlineExceeded, Unavailable
 from omni_python.serve.triton_server import TritonServer
 from tests.e2e import metrics
-from tests.servers import noop_server
-
-__all__ = ["noop_server"]
 
 REQUESTS, PER_SECOND = 600, 150
 """Of which the line can serve 20 a second, since each works for 50 ms."""

@@ -1,7 +1,0 @@
-"""The client's tests talk to a real server."""
-
-from __future__ import annotations
-
-from tests.servers import noop_server
-
-__all__ = ["noop_server"]
