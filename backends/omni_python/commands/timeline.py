@@ -14,6 +14,9 @@ _TICKS = (1, 2, 5)
 _TICK_COLUMNS = 12
 """Columns between two marks of the time axis, at least."""
 
+_BRIEF_COLUMNS = 110
+"""Below that many, the figures are those of the work and the ways alone."""
+
 _MOSTLY = 0.5
 """The share of its time that a span must compute to be drawn as busy."""
 
@@ -40,7 +43,7 @@ class _Row:
 
 def timeline(trace: Trace, columns: int) -> list[Text]:
     """The drawing's lines, at most `columns` wide (80 at least)."""
-    rows = list(_rows(trace))
+    rows = list(_rows(trace, brief=columns < _BRIEF_COLUMNS))
     labels = max(len(row.label) for row in rows)
     figures = max(len(row.figures) for row in rows)
     scale = _Scale(max(trace.seconds, 1e-6), max(20, max(80, columns) - labels - figures - 4))
@@ -62,26 +65,27 @@ class _Scale:
         return min(max(int(time / self.seconds * self.columns), 0), self.columns - 1)
 
 
-def _rows(trace: Trace) -> Iterator[_Row]:
+def _rows(trace: Trace, brief: bool) -> Iterator[_Row]:
     for number, lane in enumerate(trace.lanes):
         if number:  # what comes back to the orchestrator stands at the end
-            yield from _hop_rows(trace, lane.stage)
-        yield _Row(lane.stage, lane, _figures(lane))
+            yield from _hop_rows(trace, lane.stage, brief)
+        yield _Row(lane.stage, lane, _figures(lane, brief))
     yield _Row("answers")
-    yield from _hop_rows(trace, ORCHESTRATOR)
+    yield from _hop_rows(trace, ORCHESTRATOR, brief)
 
 
-def _hop_rows(trace: Trace, target: str) -> Iterator[_Row]:
+def _hop_rows(trace: Trace, target: str, brief: bool) -> Iterator[_Row]:
     for hop in trace.hops:
         if hop.target == target and hop.sent is not None and hop.received is not None:
             what = f"{hop.count} chunk{'s' * (hop.count > 1)}" if hop.stream else "result"
-            yield _Row(f" ╰ from {hop.source}", hop, f"{what}, {_ms(hop.received - hop.sent)} on its way")
+            took = _ms(hop.received - hop.sent)
+            yield _Row(f" ╰ from {hop.source}", hop, took if brief else f"{what}, {took} on its way")
 
 
-def _figures(lane: Lane) -> str:
+def _figures(lane: Lane, brief: bool) -> str:
     busy = sum(span.busy for span in lane.spans)
     queued = sum(span.end - span.start for span in lane.spans if span.kind == "queue")
-    return f"{_ms(busy)} computing, {_ms(queued)} queued"
+    return _ms(busy) if brief else f"{_ms(busy)} computing, {_ms(queued)} queued"
 
 
 def _cells(row: _Row, scale: _Scale) -> Text:

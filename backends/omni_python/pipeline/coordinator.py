@@ -121,7 +121,7 @@ class Coordinator:
         """Requests by final state."""
         self.edges = EdgeStats()
         """What went to the entry stage."""
-        self.traces = traces or TraceStore()
+        self.traces = TraceStore() if traces is None else traces
         self._bls = bls
         self._entry_model = spec.models[spec.entry_process]
         self._directory = directory
