@@ -29,6 +29,7 @@ from omni_python.relay.base import RelaySettings
 from omni_python.relay.carrier import Carrier
 
 DataMessage = SubmitMessage | DataReadyMessage | StreamMessage | CompleteMessage
+_DATA_MESSAGES = (SubmitMessage, DataReadyMessage, StreamMessage, CompleteMessage)
 
 log = logging.getLogger(__name__)
 
@@ -118,7 +119,7 @@ class Endpoint:
         if isinstance(message, CreditMessage):
             for generation in message.generations:
                 self.carrier.credit(message.relay, generation, message.epoch)
-        elif isinstance(message, DataMessage) and self._must_wait(message):
+        elif isinstance(message, _DATA_MESSAGES) and self._must_wait(message):
             with self._lock:
                 self._behind[message.epoch] += 1
             self._transfers.put(message)
@@ -127,7 +128,7 @@ class Endpoint:
 
     def _must_wait(self, message: DataMessage) -> bool:
         """Whether a message's bytes have yet to come, or it would overtake one of the same peer whose bytes have."""
-        return self._behind[message.epoch] > 0 or self.carrier.travels(message.payload)
+        return self._behind.get(message.epoch, 0) > 0 or self.carrier.travels(message.payload)
 
     def _transfer(self) -> None:
         while self._transfer_next():

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 from omni_python.proto.messages import Route
 
@@ -20,7 +18,7 @@ class Routes:
         self._is_open = is_open
         self._on_over = on_over
         self._routes: dict[str, Route] = {}
-        self._arriving: Counter[str] = Counter()
+        self._arriving: dict[str, int] = {}  # request -> messages that are being handed to a stage
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
@@ -30,20 +28,18 @@ class Routes:
         """The route of a request that a stage has open; empty for others."""
         return self._routes.get(request_id, ())
 
-    @contextmanager
-    def arriving(self, request_id: str, route: Route) -> Iterator[None]:
-        """Around handing a message to a stage, which may or may not open the request for it."""
+    def arriving(self, request_id: str, route: Route) -> None:
+        """A message is to be handed to a stage, which may or may not open the request for it; then comes `arrived`."""
         with self._lock:
-            self._arriving[request_id] += 1
+            self._arriving[request_id] = self._arriving.get(request_id, 0) + 1
             self._routes[request_id] = route
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._arriving[request_id] -= 1
-                if not self._arriving[request_id]:
-                    del self._arriving[request_id]
-                self._drop_if_over(request_id)
+
+    def arrived(self, request_id: str) -> None:
+        with self._lock:
+            others = self._arriving.pop(request_id) - 1
+            if others:
+                self._arriving[request_id] = others
+            self._drop_if_over(request_id)
 
     def closed(self, request_id: str) -> None:
         """A stage is done with a request."""

@@ -83,8 +83,11 @@ class StageOutlet(Protocol):
     def began(self, stage: str, request_id: str) -> None:
         """A stage's scheduler is given an input."""
 
-    def finished(self, stage: str, request_id: str) -> tuple[StageTiming, ...]:
-        """A stage has its result; when it and the stages before it worked, relative to now."""
+    def finished(self, stage: str, request_id: str) -> None:
+        """A stage has its result."""
+
+    def timings(self, request_id: str) -> tuple[StageTiming, ...]:
+        """When the stages that have given their results worked, relative to now; not known once all are closed."""
 
     def check_inputs(self, stage: str, request_id: str) -> None:
         """A stage has computed its result. Raises `OmniError` if it is seen to have written to its inputs."""
@@ -328,8 +331,9 @@ class Stage:
     def _route_result(self, request_id: str, output: Payload) -> None:
         spec, outlet = self.spec, self._outlet
         outlet.check_inputs(spec.name, request_id)
-        timings = outlet.finished(spec.name, request_id)
+        outlet.finished(spec.name, request_id)
         if spec.terminal:
+            timings = outlet.timings(request_id)
             if self._close(request_id):
                 outlet.send_result(spec.name, request_id, output, timings)
             return

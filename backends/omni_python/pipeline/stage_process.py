@@ -104,9 +104,7 @@ class StageProcess:
         self._timings = Timings()
         self._traces = ProcessTraces(self.stages, self._report_trace)
         self._traced = self._traces.requests
-        self._routes = Routes(
-            lambda request_id: any(stage.is_open(request_id) for stage in self.stages.values()), self._drop
-        )
+        self._routes = Routes(self._is_open, self._drop)
         self._former: dict[tuple[str, int], Peer] = {}  # by process and replica: those that the last coordinator knew
         self._dead: set[int] = set()  # epochs of processes that were replaced
         self._released = threading.Event()
@@ -187,13 +185,16 @@ class StageProcess:
             payload = self._carrier.unpack(message.epoch, message.payload)
         except OmniError as failure:
             return SubmitReply(self._endpoint.epoch, WireError.of(failure))
-        with self._routes.arriving(message.request_id, message.route):
+        self._routes.arriving(message.request_id, message.route)
+        try:
             if message.record is not None:
                 self._record(message.request_id, message.record)
             if message.traced:
                 self._traces.open(message.request_id)
                 self._traces.arrived(message.request_id, ORCHESTRATOR, message.stage, stream=False)
             stage.on_payload(message.request_id, CLIENT, payload, time.monotonic() + message.remaining)
+        finally:
+            self._routes.arrived(message.request_id)
         return SubmitReply(self._endpoint.epoch)
 
     def _give_up(self, reason: str) -> None:
@@ -209,6 +210,9 @@ class StageProcess:
     def _record(self, request_id: str, order: RecordOrder) -> None:
         if self._recorder is not None:
             self._recorder.arriving(request_id, order)
+
+    def _is_open(self, request_id: str) -> bool:
+        return any(stage.is_open(request_id) for stage in self.stages.values())
 
     def _drop(self, request_id: str) -> None:
         self._timings.drop(request_id)
@@ -227,10 +231,12 @@ class StageProcess:
     def began(self, stage: str, request_id: str) -> None:
         self._timings.began(request_id, stage)
 
-    def finished(self, stage: str, request_id: str) -> tuple[StageTiming, ...]:
+    def finished(self, stage: str, request_id: str) -> None:
         self._timings.gave(request_id, stage, result=True)
         if self._traced:
             self._traces.finished(request_id, stage)
+
+    def timings(self, request_id: str) -> tuple[StageTiming, ...]:
         return self._timings.told(request_id)
 
     def check_inputs(self, stage: str, request_id: str) -> None:
@@ -392,7 +398,8 @@ class StageProcess:
         if stage is None or message.epoch in self._dead or stage.is_over(message.request_id):
             self._carrier.decline(message.epoch, message.payload)
             return
-        with self._routes.arriving(message.request_id, message.route):
+        self._routes.arriving(message.request_id, message.route)
+        try:
             self._timings.heard(message.request_id, message.timings)
             if message.traced:
                 self._traces.open(message.request_id)
@@ -402,6 +409,8 @@ class StageProcess:
             if message.record is not None:
                 self._record(message.request_id, message.record)
             self._hand_over(stage, message, time.monotonic() + message.remaining)
+        finally:
+            self._routes.arrived(message.request_id)
 
     def _hand_over(self, stage: Stage, message: DataReadyMessage, deadline: float) -> None:
         if message.is_done:

@@ -56,10 +56,11 @@ class Timings:
     def told(self, request_id: str) -> tuple[StageTiming, ...]:
         """What to send along with a result, relative to now: the stages that have given theirs."""
         now = time.monotonic()
-        works = list(self._requests.get(request_id, {}).items())
-        return tuple(
-            StageTiming(stage, work.start - now, work.first - now, work.end - now) for stage, work in works if work.end
-        )
+        timings = []
+        for stage, work in list(self._requests.get(request_id, {}).items()):
+            if work.end:
+                timings.append(StageTiming(stage, work.start - now, work.first - now, work.end - now))
+        return tuple(timings)
 
     def drop(self, request_id: str) -> None:
         self._requests.pop(request_id, None)
