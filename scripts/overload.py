@@ -28,7 +28,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from overload_load import Load, Request
+from raw_load import Load, Request
 
 from omni_python.client._inputs import request_inputs
 from omni_python.client._protocol import infer_request

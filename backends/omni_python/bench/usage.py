@@ -64,10 +64,12 @@ def process_name(command: Sequence[str]) -> str:
 
 
 class UsageSampler:
-    """Samples a server's process tree, the load generator's processes and all GPUs until the end of the block."""
+    """Samples a server's process tree, the load generator's processes and all GPUs: when the block begins, every
+    `period` seconds, and when it ends."""
 
-    def __init__(self, server: psutil.Process | None, generator: Sequence[int]) -> None:
+    def __init__(self, server: psutil.Process | None, generator: Sequence[int], period: float = PERIOD_S) -> None:
         self._server = server
+        self._period = period
         self._generator = [psutil.Process(pid) for pid in generator]
         self._times: list[float] = []
         self._cpu: list[dict[str, float]] = []
@@ -118,7 +120,7 @@ class UsageSampler:
         return found
 
     def _run(self) -> None:
-        while not self._ended.wait(PERIOD_S):
+        while not self._ended.wait(self._period):
             self._sample()
 
     def _sample(self) -> None:

@@ -23,16 +23,20 @@ _FIRST_WINDOW = 65_535
 _GRANT_AGAIN = 1 << 30
 _TICK_S = 0.01
 _CONNECTIONS = 8
+_NO_ANSWER = "the stream ended without an answer"
 _DEADLINE = "DEADLINE_EXCEEDED by gRPC"
 
 
 @dataclass(slots=True)
 class Request:
-    """Times are seconds of `time.perf_counter`; `error` is None until the request ended, "" where it was served."""
+    """Times are seconds of `time.perf_counter`; `error` is None until the request ended, "" where it was served.
+    `responses` are those with content, of which the first came at `first`."""
 
     due: float
     sent: float = 0.0
+    first: float = 0.0
     ended: float = 0.0
+    responses: int = 0
     error: str | None = None
 
 
@@ -73,6 +77,28 @@ class Load:
             if time.perf_counter() < end:
                 self._send([time.perf_counter()] * len(done))
         return ended
+
+    def batch(self, total: int, concurrency: int) -> list[Request]:
+        """`total` requests, always `concurrency` of them in flight, in the order of their ends."""
+        sent = min(concurrency, total)
+        ended: list[Request] = []
+        self._send([time.perf_counter()] * sent)
+        while self.outstanding:
+            done = self._receive(_TICK_S)
+            more = min(len(done), total - sent)
+            self._send([time.perf_counter()] * more)
+            sent += more
+            ended += done
+        return ended
+
+    def send(self) -> Request:
+        """One request, whose end nobody awaits."""
+        return self._send([time.perf_counter()])[0]
+
+    def cancel(self) -> None:
+        """Take back all requests in flight, as a client does that leaves."""
+        for connection in self._connections:
+            connection.cancel()
 
     def open_loop(self, rate: float, seconds: float, patience: float) -> list[Request]:
         """`rate` requests a second at equal distances, whatever becomes of them; waits `patience` seconds for the last.
@@ -123,7 +149,7 @@ class _Connection:
         self._body_bytes = len(body)
         self._window = _FIRST_WINDOW
         self._next_stream = 1
-        self._answers: dict[int, bytes] = {}  # of open streams, as far as they have come
+        self._partial: dict[int, bytes] = {}  # of open streams: the beginning of a message
         self._errors: dict[int, str] = {}
         self._received = b""
         self._granted = _MAX_WINDOW
@@ -162,6 +188,14 @@ class _Connection:
             self.socket.sendall(self._outgoing)
             self._outgoing.clear()
 
+    def cancel(self) -> None:
+        cancelled = struct.pack(">I", 8)
+        for stream in self.open:
+            self._outgoing += _frame(_RST_STREAM, 0, stream, cancelled)
+        self.open.clear()
+        self._partial.clear()
+        self.flush()
+
     def receive(self) -> list[Request]:
         """The requests that have ended."""
         data = self.socket.recv(1 << 18)
@@ -177,22 +211,24 @@ class _Connection:
                 break
             kind, flags = data[at + 3], data[at + 4]
             stream = int.from_bytes(data[at + 5 : at + 9], "big")
-            self._take(kind, flags, stream, data[at + 9 : at + 9 + size])
+            self._take(kind, flags, stream, data[at + 9 : at + 9 + size], now)
             if stream in self.open and (kind == _RST_STREAM or (kind in (_DATA, _HEADERS) and flags & _END_STREAM)):
                 request = self.open.pop(stream)
                 request.ended = now
-                request.error = self._errors.pop(stream, "") or _error_in(self._answers.pop(stream, b""))
+                self._partial.pop(stream, None)
+                request.error = self._errors.pop(stream, "") or ("" if request.responses else _NO_ANSWER)
                 ended.append(request)
             at += 9 + size
         self._received = data[at:]
         self.flush()
         return ended
 
-    def _take(self, kind: int, flags: int, stream: int, payload: bytes) -> None:
+    def _take(self, kind: int, flags: int, stream: int, payload: bytes, now: float) -> None:
         if kind == _DATA:
             if flags & _PADDED:
                 raise ConnectionBroken("the server pads its answers")
-            self._answers[stream] = self._answers.get(stream, b"") + payload
+            if stream in self.open:
+                self._read(stream, self._partial.pop(stream, b"") + payload, now)
             self._granted -= len(payload)
             if self._granted < _MAX_WINDOW - _GRANT_AGAIN:
                 self._granted += _GRANT_AGAIN
@@ -210,21 +246,27 @@ class _Connection:
         elif kind == _GOAWAY:
             raise ConnectionBroken(f"the server says goodbye: {payload[8:]!r}")
 
+    def _read(self, stream: int, data: bytes, now: float) -> None:
+        """The messages of an answer, each behind a byte and its length."""
+        request = self.open[stream]
+        at = 0
+        while at + 5 <= len(data):
+            end = at + 5 + int.from_bytes(data[at + 1 : at + 5], "big")
+            if end > len(data):
+                break
+            message = service_pb2.ModelStreamInferResponse.FromString(data[at + 5 : end])
+            if message.error_message:
+                self._errors[stream] = str(message.error_message)
+            elif message.infer_response.outputs:
+                request.responses += 1
+                request.first = request.first or now
+            at = end
+        if at < len(data):
+            self._partial[stream] = data[at:]
+
 
 def _frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
     return struct.pack(">I", len(payload))[1:] + bytes((kind, flags)) + struct.pack(">I", stream) + payload
-
-
-def _error_in(answer: bytes) -> str:
-    """The error among an answer's messages, "" where there is none."""
-    at = 0
-    while at + 5 <= len(answer):
-        end = at + 5 + int.from_bytes(answer[at + 1 : at + 5], "big")
-        error = str(service_pb2.ModelStreamInferResponse.FromString(answer[at + 5 : end]).error_message)
-        if error:
-            return error
-        at = end
-    return "" if answer else "the stream ended without an answer"
 
 
 def _header_block(authority: str, path: str, timeout: float | None) -> bytes:
