@@ -22,8 +22,6 @@ from omni_python.models.fish_s2_pro.codec_checkpoint import FILE, HEAD_DIM
 
 HEAD_SCALE = 3.0
 """On what the logits are made of, so greedy choices have clear margins."""
-END_SCALE = 1.3
-"""On top of it for the end of speech, so random speech ends by itself at times."""
 
 WAVE_SCALE = 0.005
 """On the last convolution: keeps the waveform where tanh does not flatten it, for that hides differences."""
@@ -57,7 +55,6 @@ def build(out: str | Path, seed: int = 0) -> str:
     language = _drawn(language_shapes(config), seed)
     embeddings = language["text_model.model.embeddings.weight"]
     embeddings *= HEAD_SCALE / math.sqrt(embeddings.shape[1])
-    embeddings[config["eos_token_id"]] *= END_SCALE
     codec = _drawn(codec_shapes(), seed)
     codec["decoder.model.6.conv.parametrizations.weight.original0"] *= WAVE_SCALE
     (out / "model.safetensors").write_bytes(save(language, metadata={"format": "pt"}))
