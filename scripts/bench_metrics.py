@@ -178,7 +178,7 @@ def cpu_seconds(server: TritonServer) -> float:
 
 def disagreements(server: TritonServer, asked: int, rounds: int) -> list[str]:
     """Without rounds the soak's requests are all that the server ever had."""
-    time.sleep(1.5)
+    time.sleep(2.5)  # until all totals are written
     completed = metrics.read(server, "omni_requests_total", state="completed")
     counted = metrics.read(server, "omni_request_duration_seconds_count", state="completed")
     wrong = [] if completed == counted else [f"{completed:.0f} requests completed, {counted:.0f} were timed"]

@@ -25,6 +25,8 @@ from tests.metrics.test_names import queries
 
 REQUESTS = int(os.environ.get("OMNI_METRICS_REQUESTS", "40"))
 AT_ONCE = 4
+TOTALS = 2.3
+"""Seconds in which all totals are written."""
 SHORT = {"max_tokens": 6, "talker": {"max_tokens": 14}}
 ENDLESS = {"max_tokens": 400, "ignore_eos": True, "talker": {"max_tokens": 2000, "ignore_eos": True}}
 ENDS = ("completed", "failed", "aborted")
@@ -112,14 +114,14 @@ class Counts:
         self._after = self._before
 
     def wait_ended(self, ended: int) -> None:
-        """Until as many requests more have ended, in all that is written of them: histograms come once a second."""
+        """Until as many requests more have ended, in all that is written of them."""
         limit = time.monotonic() + 15
         while time.monotonic() < limit:
             self._after = metrics.samples(self._server)
             if self.read("omni_requests_total") >= ended <= self.read("omni_request_duration_seconds_count"):
                 break
             time.sleep(0.2)
-        time.sleep(1.3)
+        time.sleep(TOTALS)
         self._after = metrics.samples(self._server)
 
     def read(self, name: str, **labels: str) -> float:
@@ -138,7 +140,7 @@ def mixed(tiny_server: TritonServer) -> Iterator[tuple[list[Seen], Counts]]:
     kinds = [*KINDS, *draw.choices(KINDS, k=max(0, REQUESTS - len(KINDS)))]
     draw.shuffle(kinds)
     metrics.wait_empty(tiny_server, "qwen3_omni")
-    time.sleep(1.3)  # for the histograms
+    time.sleep(TOTALS)
     counts = Counts(tiny_server)
 
     def one(kind: Callable[[OmniClient], Seen]) -> Seen:

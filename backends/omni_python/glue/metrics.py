@@ -13,29 +13,32 @@ from omni_python.glue.metric_names import FAMILIES, Kind, Sample
 from omni_python.proto.histogram import Histogram
 
 PERIOD = 0.25
-"""Seconds between two updates."""
+"""Seconds between two updates of what is held now."""
 
-HISTOGRAM_PERIODS = 4
-"""Histograms are written at every so many updates: each of their buckets is a series, and each write a call to Triton
-(about 20 us)."""
+TOTALS_PERIODS = 8
+"""Updates for one of the totals, which are many: each bucket of a histogram is a series, and each write of one a call to
+Triton (about 20 us)."""
 
 log = logging.getLogger(__name__)
 
 
 class MetricsWriter:
-    """Reads `samples()` every `PERIOD` seconds and writes what changed.
+    """Reads `held()` every `PERIOD` seconds, `totals()` more rarely, and writes what changed.
 
     Histograms are written as the counters that Prometheus reads in one: `_bucket` with the label `le`, `_sum` and
     `_count`; `histogram_quantile` asks for no more. Triton has a kind of its own for them (`MetricFamily.HISTOGRAM`),
-    but that takes one call an observation, where this takes one a bucket and second, however much was observed.
+    but that takes one call an observation, where this takes one a bucket and update, however much was observed.
     """
 
-    def __init__(self, pipeline: str, samples: Callable[[], Iterable[Sample]]) -> None:
+    def __init__(
+        self, pipeline: str, held: Callable[[], Iterable[Sample]], totals: Callable[[], Iterable[Sample]]
+    ) -> None:
         self._pipeline = pipeline
-        self._samples = samples
+        self._held = held
+        self._totals = totals
         self._families: dict[str, tuple[pb_utils.MetricFamily, bool]] = {}  # and whether they count
         self._series: dict[tuple[str, tuple[str, ...]], _Series] = {}
-        self._held: set[_Series] = set()  # gauges that the last update wrote, and that fall back to 0
+        self._filled: set[_Series] = set()  # gauges of what is held that the last update wrote
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="omni-metrics", daemon=True)
 
@@ -62,25 +65,34 @@ class MetricsWriter:
         updates = 0
         while not self._stop.is_set():
             try:
-                self._update(histograms=updates % HISTOGRAM_PERIODS == 0)
+                self._write_held()
+                if updates % TOTALS_PERIODS == 0:
+                    self._write_totals()
             except Exception:
                 log.exception("metrics could not be written")
             updates += 1
             self._stop.wait(PERIOD)
 
-    def _update(self, histograms: bool) -> None:
-        self._held, before = set(), self._held
-        for sample in self._samples():
-            if isinstance(sample.value, Histogram):
-                if histograms:
-                    self._write_histogram(sample, sample.value)
-                continue
-            series = self._of(sample.family.name, sample.family.labels, sample.labels)
-            series.write(sample.value)
+    def _write_held(self) -> None:
+        self._filled, before = set(), self._filled
+        for sample in self._held():
+            series = self._write(sample, sample.value)
             if sample.family.at_rest is not None:
-                self._held.add(series)
-        for series in before - self._held:  # of a replica or a reader that is gone
+                self._filled.add(series)
+        for series in before - self._filled:  # of a replica or a reader that is gone
             series.write(0)
+
+    def _write_totals(self) -> None:
+        for sample in self._totals():
+            if isinstance(sample.value, Histogram):
+                self._write_histogram(sample, sample.value)
+            else:
+                self._write(sample, sample.value)
+
+    def _write(self, sample: Sample, value: float) -> _Series:
+        series = self._of(sample.family.name, sample.family.labels, sample.labels)
+        series.write(value)
+        return series
 
     def _write_histogram(self, sample: Sample, histogram: Histogram) -> None:
         """From the widest bucket down, so that whoever reads meanwhile never finds more in a narrower one."""

@@ -18,7 +18,7 @@ from omni_python.config.topology import resolve_topology
 from omni_python.glue.bls import call_stage
 from omni_python.glue.context import ModelContext
 from omni_python.glue.metrics import MetricsWriter
-from omni_python.glue.pipeline_samples import pipeline_samples
+from omni_python.glue.pipeline_samples import held_by_pipeline, totals_of_pipeline
 from omni_python.glue.recovery import ModelReloader
 from omni_python.glue.request import ParsedRequest, parse_request
 from omni_python.glue.response import TritonSink, send_description, send_error, send_trace, send_uptime
@@ -59,8 +59,9 @@ class Orchestrator:
         self._coordinator.start()
         self._answers = AnswerStats()
         self._refused: Counter[ErrorCode] = Counter()
-        samples = functools.partial(pipeline_samples, self._coordinator, self._answers, self._refused)
-        self._metrics = MetricsWriter(spec.name, samples)
+        held = functools.partial(held_by_pipeline, self._coordinator, self._refused)
+        totals = functools.partial(totals_of_pipeline, self._coordinator, self._answers)
+        self._metrics = MetricsWriter(spec.name, held, totals)
         self._metrics.start()
 
     def execute(self, requests: Sequence[Any]) -> None:

@@ -19,31 +19,23 @@ WHOLE_PIPELINE = "0"
 """The replica of what has none."""
 
 
-def pipeline_samples(coordinator: Coordinator, answers: AnswerStats, refused: Counter[ErrorCode]) -> Iterator[Sample]:
-    """What the coordinator has admitted and holds, what clients got of it, and what was refused before."""
+def held_by_pipeline(coordinator: Coordinator, refused: Counter[ErrorCode]) -> Iterator[Sample]:
+    """What the coordinator holds, and the requests that it has ended or refused."""
     held = coordinator.stats()
     yield names.IN_FLIGHT(held["requests"])
     yield names.QUEUED(held["queued"])
+    yield names.SLOTS(held["relay_slots"], ORCHESTRATOR, WHOLE_PIPELINE, "")
     for load in coordinator.replica_loads():
         yield names.REPLICA_REQUESTS(load.requests, load.process, str(load.replica))
     for state, count in coordinator.finished.items():
         yield names.REQUESTS(count, state.value)
     for code in (ErrorCode.UNAVAILABLE, ErrorCode.INVALID_ARGUMENT, *refused):
         yield names.REFUSED(refused[code], code.name)
-    yield from edge_samples(coordinator.edges, WHOLE_PIPELINE)
-    yield names.SLOTS(held["relay_slots"], ORCHESTRATOR, WHOLE_PIPELINE, "")
-    yield from _answer_samples(answers)
 
 
-def edge_samples(edges: EdgeStats, replica: str) -> Iterator[Sample]:
-    for edge in edges:
-        labels = (edge.source, edge.target, replica, edge.way)
-        yield names.EDGE_PAYLOADS(edge.payloads, *labels)
-        yield names.EDGE_CHUNKS(edge.chunks, *labels)
-        yield names.EDGE_BYTES(edge.nbytes, *labels)
-
-
-def _answer_samples(answers: AnswerStats) -> Iterator[Sample]:
+def totals_of_pipeline(coordinator: Coordinator, answers: AnswerStats) -> Iterator[Sample]:
+    """What clients got, and when; and what went to the entry stage."""
+    yield from totals_of_edges(coordinator.edges, WHOLE_PIPELINE)
     yield names.FIRST_TEXT(answers.first_text)
     yield names.FIRST_AUDIO(answers.first_audio)
     yield names.INTERVAL(answers.text_intervals, "text")
@@ -60,3 +52,11 @@ def _answer_samples(answers: AnswerStats) -> Iterator[Sample]:
         yield names.FRAMES(totals.audio_frames, end)
         yield names.SAMPLES(totals.audio_samples, end)
         yield names.AUDIO(totals.audio_seconds, end)
+
+
+def totals_of_edges(edges: EdgeStats, replica: str) -> Iterator[Sample]:
+    for edge in edges:
+        labels = (edge.source, edge.target, replica, edge.way)
+        yield names.EDGE_PAYLOADS(edge.payloads, *labels)
+        yield names.EDGE_CHUNKS(edge.chunks, *labels)
+        yield names.EDGE_BYTES(edge.nbytes, *labels)

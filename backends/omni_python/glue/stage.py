@@ -13,7 +13,7 @@ import triton_python_backend_utils as pb_utils
 from omni_python.glue.context import ModelContext
 from omni_python.glue.metrics import MetricsWriter
 from omni_python.glue.replay import ReplayModel
-from omni_python.glue.stage_samples import process_samples
+from omni_python.glue.stage_samples import held_by_process, totals_of_process
 from omni_python.pipeline.build import build_stages, relay_settings
 from omni_python.pipeline.gpu_memory import gpu_memory
 from omni_python.pipeline.stage_process import StageProcess
@@ -43,8 +43,9 @@ class StageModel:
         )
         self._process.start()
         self._replays = ReplayModel(self._process, f"{config.resolved_name}_{context.process}")
-        samples = functools.partial(process_samples, self._process, memory)
-        self._metrics = MetricsWriter(config.resolved_name, samples)
+        held = functools.partial(held_by_process, self._process)
+        totals = functools.partial(totals_of_process, self._process, memory)
+        self._metrics = MetricsWriter(config.resolved_name, held, totals)
         self._metrics.start()
 
     def execute(self, requests: Sequence[Any]) -> None:
