@@ -10,7 +10,7 @@ import signal
 import sys
 
 EXIT_TIMEOUT = 5
-"""Seconds for this process to end by itself once its model is finalized."""
+"""Seconds for this process to finalize its model and to end."""
 
 
 class TritonPythonModel:
@@ -35,6 +35,6 @@ class TritonPythonModel:
         return self._model.execute(requests)
 
     def finalize(self):  # type: ignore[no-untyped-def]
-        self._model.finalize()
         # Triton waits for the process without a limit, and what libraries do at its end can hang: then SIGALRM ends it.
         signal.alarm(EXIT_TIMEOUT)
+        self._model.finalize()

@@ -74,8 +74,7 @@ def start_scheduler(config: EngineConfig, outputs: Outputs) -> Any:
 
 
 def leave_groups() -> None:
-    """End SGLang's process groups, of a process that shares them with no other: NCCL, which ended them itself with the
-    interpreter, hung it on a GPU (torch 2.11)."""
+    """End SGLang's process groups, of a process that shares them with no other, before the interpreter's end does."""
     from sglang.srt.distributed import parallel_state
 
     parallel_state.destroy_model_parallel()
@@ -121,7 +120,11 @@ def _meet_at(method: str, config: EngineConfig) -> None:
     os.environ["SGLANG_USE_MESSAGE_QUEUE_BROADCASTER"] = "0"  # shared memory that nobody reads
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
-    if config.tp_port is not None:
+    if config.tp_port is None:
+        # Nobody to watch; the thread would look for orders in the rendezvous, which is gone by then, and hang the end.
+        os.environ.setdefault("TORCH_NCCL_ENABLE_MONITORING", "0")
+        os.environ.setdefault("TORCH_NCCL_DUMP_ON_TIMEOUT", "0")
+    else:
         rank, size = str(config.tp_rank), str(config.tp_size)
         os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(config.tp_port), RANK=rank, WORLD_SIZE=size)
         # The newer one is compiled while it starts, and uses NVLink multicast, which not all hosts allow.
