@@ -364,7 +364,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("backends", nargs="*", default=list(BACKENDS), help=f"of {', '.join(BACKENDS)} (all)")
     parser.add_argument("--seconds", type=float, default=2.0, help="for each line at most")
-    parser.add_argument("--pool-mb", type=int, help="of each process's pool (320, on GPUs 600)")
+    parser.add_argument("--pool-mb", type=int, help="of each process's pool (320, on GPUs 1600)")
     parser.add_argument("--gpus", help="A,B: from GPU A to GPU B (0,0: within one)")
     parser.add_argument("--triton", action="store_true", help="between the stubs of a tritonserver")
     parser.add_argument("--json", type=Path, help="write the figures here")
@@ -372,7 +372,7 @@ def main() -> None:
     args = parser.parse_args()
     numbers = [int(gpu) for gpu in args.gpus.split(",")] if args.gpus else []
     gpus = (numbers[0], numbers[-1]) if numbers else None
-    pool = (args.pool_mb or (600 if gpus else 320)) * MB
+    pool = (args.pool_mb or (1600 if gpus else 320)) * MB
     if args.answer:
         directory, way = args.answer
         if way == "torch":
