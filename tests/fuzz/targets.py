@@ -6,12 +6,14 @@ Both hypothesis (`test_fuzz.py`, in every test run) and atheris (`scripts/fuzz T
 from __future__ import annotations
 
 import struct
+import zlib
 from collections.abc import Callable
 from contextlib import suppress
 
 import msgspec
 import numpy as np
 
+from omni_python.commands.comparing import Tolerance, differences
 from omni_python.config.errors import ConfigError
 from omni_python.config.files import dump_pipeline, parse_pipeline
 from omni_python.glue.request import parse_request
@@ -26,6 +28,7 @@ from omni_python.proto.codec import CodecError, EncodedPayload, PayloadDecoder
 from omni_python.proto.errors import InvalidArgument, OmniError
 from omni_python.proto.messages import decode_message, encode_message
 from omni_python.proto.payload import AudioOutput, Payload, TextOutput, type_name
+from omni_python.proto.recording import MAGIC, decode_recording, encode_recording
 from omni_python.proto.request import OmniRequest
 from omni_python.proto.tensors import INPUTS
 
@@ -60,6 +63,26 @@ def messages(data: bytes) -> None:
     except msgspec.MsgspecError:
         return
     assert encode_message(decode_message(encode_message(message))) == encode_message(message)
+
+
+def recording(data: bytes) -> None:
+    """A recording's file. Checksums are mended, so that more than they is tried."""
+    with suppress(OmniError):
+        made = decode_recording(_with_checksums(data))
+        for item in made.items:
+            if item.payload is not None:
+                item.payload.plain()
+        assert list(differences(made.outputs, made.outputs, Tolerance())) == []
+        assert decode_recording(encode_recording(made)) == made
+
+
+def _with_checksums(data: bytes) -> bytes:
+    mended, at = bytearray(data), len(MAGIC)
+    while at + 8 <= len(mended):
+        (length,) = struct.unpack_from("<I", mended, at)
+        struct.pack_into("<I", mended, at + 4, zlib.crc32(mended[at + 8 : at + 8 + length]))
+        at += 8 + length
+    return bytes(mended)
 
 
 def config(data: bytes) -> None:
@@ -144,5 +167,5 @@ def urls(data: bytes) -> None:
 
 
 TARGETS: dict[str, Target] = {
-    function.__name__: function for function in (codec, messages, config, request, urls, image, audio, video)
+    function.__name__: function for function in (codec, messages, recording, config, request, urls, image, audio, video)
 }

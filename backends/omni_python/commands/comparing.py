@@ -26,8 +26,8 @@ def differences(recorded: Sequence[Output], replayed: Sequence[Output], toleranc
     for target in dict.fromkeys(output.target for output in (*recorded, *replayed)):
         before, after = ([output for output in side if output.target == target] for side in (recorded, replayed))
         where = f"to {target}" if target else "output"
-        if len(before) != len(after) and _can_join(before) and _can_join(after):
-            yield from _unequal(f"{where}, joined", _joined(before), _joined(after), tolerance)
+        if len(before) != len(after) and (joined := _joined(before)) and (joined_after := _joined(after)):
+            yield from _unequal(f"{where}, joined", joined, joined_after, tolerance)
             continue
         for index, (one, other) in enumerate(zip_longest(before, after)):
             yield from _output_differences(f"{where} {index + 1}", one, other, tolerance)
@@ -52,20 +52,22 @@ def _named(output: Output | None) -> str:
     return f"{output.kind} {_type(output)}"
 
 
-def _can_join(outputs: Sequence[Output]) -> bool:
-    return len({_type(output) for output in outputs}) == 1 and not any(output.error for output in outputs)
-
-
 def _joined(outputs: Sequence[Output]) -> dict[str, Any]:
-    """Text and arrays one after the other; of other values the last."""
+    """Of payloads that are all of one type: text and arrays one after the other; of other values the last. Empty where
+    they cannot be joined."""
     parts = [output.payload.plain() for output in outputs if output.payload is not None]
-    whole = {}
-    for name, last in parts[-1].items():
-        values = [part[name] for part in parts if name in part]
+    if len(parts) < len(outputs) or len({_type(output) for output in outputs}) != 1:
+        return {}
+    whole = dict(parts[-1])
+    for name, last in whole.items():
+        values = [part.get(name) for part in parts]
         if isinstance(last, np.ndarray) and last.ndim:
-            whole[name] = np.concatenate(values)
-        else:
-            whole[name] = "".join(values) if isinstance(last, str) and name == "text" else last
+            like = [value for value in values if isinstance(value, np.ndarray) and value.shape[1:] == last.shape[1:]]
+            if len(like) < len(values):
+                return {}
+            whole[name] = np.concatenate(like)
+        elif name == "text" and all(isinstance(value, str) for value in values):
+            whole[name] = "".join(map(str, values))
     return whole
 
 

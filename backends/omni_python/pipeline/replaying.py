@@ -7,12 +7,11 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 
 from omni_python.pipeline.stage import Stage
 from omni_python.pipeline.taps import InputKind, Tap
 from omni_python.proto.codec import CodecError, PayloadDecoder
-from omni_python.proto.errors import Cancelled, InvalidArgument
+from omni_python.proto.errors import Cancelled, InvalidArgument, Unavailable
 from omni_python.proto.messages import WireError
 from omni_python.proto.payload import Payload, UnknownPayload
 from omni_python.proto.recording import Input, Output, RecordedPayload, Recording
@@ -48,7 +47,7 @@ def replay(stage: Stage, recording: Recording, is_cancelled: Callable[[], bool])
     request that was aborted, as many as were recorded. Leaving the iterator aborts the replay.
 
     Raises `InvalidArgument` for payloads that are malformed or of a type that this process does not know, `Cancelled`
-    when the client has left.
+    when the client has left, `Unavailable` where the stage drops its requests, as with a coordinator that died.
     """
     payloads = _decoded(recording.inputs)
     limit = None if any(output.kind != "stream" for output in recording.outputs) else len(recording.outputs)
@@ -59,15 +58,18 @@ def replay(stage: Stage, recording: Recording, is_cancelled: Callable[[], bool])
         del payloads
         given = 0
         while limit is None or given < limit:
-            with suppress(queue.Empty):
+            try:
                 message = tap.outputs.get(timeout=CANCEL_POLL)
-                if message is None:
-                    return
-                given += 1
-                yield _output(message)
+            except queue.Empty:
+                if is_cancelled():
+                    raise Cancelled("the client cancelled the replay") from None
                 continue
-            if is_cancelled():
-                raise Cancelled("the client cancelled the replay")
+            if message is None:
+                raise Unavailable(f"stage {stage.spec.name} dropped the replay")
+            given += 1
+            yield _output(message)
+            if message.type != "stream":
+                return
     finally:
         stage.abort(request_id)
 
