@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from omni_python.proto.histogram import Histogram
 
@@ -41,8 +42,7 @@ class Family:
         return f"{self.name}_bucket", f"{self.name}_sum", f"{self.name}_count"
 
 
-@dataclass(frozen=True, slots=True)
-class Sample:
+class Sample(NamedTuple):
     family: Family
     value: float | Histogram
     labels: tuple[str, ...]

@@ -13,11 +13,13 @@ from omni_python.glue.metric_names import FAMILIES, Kind, Sample
 from omni_python.proto.histogram import Histogram
 
 PERIOD = 0.25
-"""Seconds between two updates of what is held now."""
+"""Seconds between two updates of what is held now. Each write is a call to Triton (about 20 us): some come later."""
+
+CHANGE_PERIODS = 4
+"""Updates between two at which gauges are written that only change; that they fill or fall to 0 is written at once."""
 
 TOTALS_PERIODS = 8
-"""Updates for one of the totals, which are many: each bucket of a histogram is a series, and each write of one a call to
-Triton (about 20 us)."""
+"""Updates between two of the totals, which are many: each bucket of a histogram is a series."""
 
 log = logging.getLogger(__name__)
 
@@ -65,7 +67,7 @@ class MetricsWriter:
         updates = 0
         while not self._stop.is_set():
             try:
-                self._write_held()
+                self._write_held(changes=updates % CHANGE_PERIODS == 0)
                 if updates % TOTALS_PERIODS == 0:
                     self._write_totals()
             except Exception:
@@ -73,12 +75,16 @@ class MetricsWriter:
             updates += 1
             self._stop.wait(PERIOD)
 
-    def _write_held(self) -> None:
+    def _write_held(self, changes: bool) -> None:
         self._filled, before = set(), self._filled
-        for sample in self._held():
-            series = self._write(sample, sample.value)
-            if sample.family.at_rest is not None:
+        for family, value, labels in self._held():
+            assert not isinstance(value, Histogram), "histograms are totals"
+            series = self._of(family.name, family.labels, labels)
+            if family.at_rest is not None:
                 self._filled.add(series)
+                if value and series.written and not changes:
+                    continue
+            series.write(value)
         for series in before - self._filled:  # of a replica or a reader that is gone
             series.write(0)
 
@@ -87,12 +93,7 @@ class MetricsWriter:
             if isinstance(sample.value, Histogram):
                 self._write_histogram(sample, sample.value)
             else:
-                self._write(sample, sample.value)
-
-    def _write(self, sample: Sample, value: float) -> _Series:
-        series = self._of(sample.family.name, sample.family.labels, sample.labels)
-        series.write(value)
-        return series
+                self._of(sample.family.name, sample.family.labels, sample.labels).write(sample.value)
 
     def _write_histogram(self, sample: Sample, histogram: Histogram) -> None:
         """From the widest bucket down, so that whoever reads meanwhile never finds more in a narrower one."""
@@ -121,15 +122,15 @@ class _Series:
     def __init__(self, metric: pb_utils.Metric, is_counter: bool) -> None:
         self._metric = metric
         self._is_counter = is_counter
-        self._written: float | None = None
+        self.written: float | None = None
 
     def write(self, value: float) -> bool:
         """A gauge's value, or a counter's total; False where it is what was written last."""
-        if value == self._written:
+        if value == self.written:
             return False
         if not self._is_counter:
             self._metric.set(value)
         elif value:
-            self._metric.increment(value - (self._written or 0.0))
-        self._written = value
+            self._metric.increment(value - (self.written or 0.0))
+        self.written = value
         return True
