@@ -46,9 +46,12 @@ def wait_registered(pipeline: Pipeline) -> None:
     """Until all replicas can be chosen."""
     end = time.monotonic() + 5
     registry = pipeline.coordinator._registry
-    while sum(1 for process in pipeline.coordinator.spec.stages for _ in registry._ready(process)) < len(
-        pipeline.processes
-    ):
+
+    def ready() -> int:
+        with registry._changed:
+            return sum(len(registry._ready(process)) for process in pipeline.coordinator.spec.stages)
+
+    while ready() < len(pipeline.processes):
         assert time.monotonic() < end
         time.sleep(0.01)
 

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import triton_python_backend_utils as pb_utils
 
 from omni_python.config.topology import resolve_topology
 from omni_python.glue.bls import call_stage
@@ -67,19 +66,18 @@ class Orchestrator:
     def execute(self, requests: Sequence[Any]) -> None:
         for request in requests:
             sender = request.get_response_sender()
-            describe = pb_utils.get_input_tensor_by_name(request, "describe")
-            if describe is not None:
+            inputs = {tensor.name(): tensor for tensor in request.inputs()}
+            if (describe := inputs.get("describe")) is not None:
                 self._describe(sender, bool(describe.as_numpy().all()))
                 continue
-            trace_id = pb_utils.get_input_tensor_by_name(request, "trace_id")
-            if trace_id is not None:
+            if (trace_id := inputs.get("trace_id")) is not None:
                 self._tell_trace(sender, trace_id.as_numpy())
                 continue
             try:
                 self._coordinator.check_room()
                 if sender.is_cancelled():  # its deadline may have passed in Triton's own queue
                     raise Cancelled("the client had left before the request was read")
-                tensors = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
+                tensors = {name: tensor.as_numpy() for name, tensor in inputs.items()}
                 parsed = parse_request(tensors, json.loads(request.parameters() or "{}"))
                 record = self._record_order(parsed) if parsed.record else None
                 sink = TritonSink(sender, parsed, self._recordings(record))

@@ -284,9 +284,9 @@ class _Inputs:
 
     def files(self, name: str) -> list[bytes]:
         array = self.get(name)
-        return (
-            [] if array is None else [bytes(item) if isinstance(item, bytes) else str(item).encode() for item in array]
-        )
+        if array is None:
+            return []
+        return [bytes(item) if isinstance(item, bytes) else str(item).encode() for item in array]
 
     def strings(self, name: str) -> list[str]:
         try:
@@ -296,7 +296,7 @@ class _Inputs:
 
     def string(self, name: str) -> str:
         """The text, "" where the input is missing."""
-        return next(iter(self.strings(name)), "")
+        return self.strings(name)[0] if name in self._tensors else ""
 
     def flag(self, name: str, default: bool) -> bool:
         array = self.get(name)

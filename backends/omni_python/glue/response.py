@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import base64
-import json
 import threading
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
@@ -20,6 +20,7 @@ from omni_python.proto.trace import Trace, encode_trace
 from omni_python.proto.wav import pcm16, wav_file
 
 _FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
+_json = msgspec.json.Encoder().encode
 _CODES = {
     ErrorCode.INTERNAL: pb_utils.TritonError.INTERNAL,
     ErrorCode.NOT_FOUND: pb_utils.TritonError.NOT_FOUND,
@@ -68,7 +69,7 @@ class TritonSink:
         """`recordings` are the files that the client is told of: at first where it streams, since the request may fail,
         else with all the rest."""
         self._sender = sender
-        self._recordings = [_bytes("recordings", json.dumps(recordings))] if recordings else []
+        self._recordings = [_bytes("recordings", _json(recordings))] if recordings else []
         self._ending_lock = threading.Lock()
         self._ended = False
         self._lost: OmniError | None = None  # why a response could not be sent: the answer has a hole
@@ -133,7 +134,7 @@ class TritonSink:
             raise
 
     def _send_end(self, timings: Sequence[StageTiming], trace: Trace | None) -> None:
-        tensors = [_bytes("stage_timings", json.dumps([_rounded(timing) for timing in timings]))]
+        tensors = [_bytes("stage_timings", _json([_rounded(timing) for timing in timings]))]
         if trace is not None:
             tensors.append(_bytes("trace", encode_trace(trace)))
         if not self._stream:
@@ -190,12 +191,16 @@ class TritonSink:
         if failed:
             usage["text_finish_reason"] = "error" if text is None else text.finish_reason or "stop"
             usage.setdefault("audio_finish_reason", "error")
-        return [*tensors, _bytes("usage", json.dumps(usage))]
+        return [*tensors, _bytes("usage", _json(usage))]
 
 
 def _rounded(timing: StageTiming) -> dict[str, str | float]:
-    start, first, end = (round(seconds, 6) for seconds in (timing.start, timing.first, timing.end))
-    return {"stage": timing.stage, "start": start, "first": first, "end": end}
+    return {
+        "stage": timing.stage,
+        "start": round(timing.start, 6),
+        "first": round(timing.first, 6),
+        "end": round(timing.end, 6),
+    }
 
 
 def _bytes(name: str, value: str | bytes) -> pb_utils.Tensor:

@@ -158,7 +158,7 @@ class Members:
 
     def refusal(self, processes: Collection[str]) -> Unavailable | None:
         """Why nothing can be done for now that needs these: all replicas of one are given up."""
-        for process in processes:
+        for process in processes if self._given_up else ():
             reasons = [self._given_up.get((process, replica)) for replica in range(self._spec.replicas[process])]
             if reasons[-1] is not None and None not in reasons:
                 return Unavailable(f"process {process} of {self._spec.name}: {reasons[-1]}")

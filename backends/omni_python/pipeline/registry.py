@@ -38,6 +38,7 @@ class Registry:
         self._retired: set[int] = set()  # epochs that get no new requests
         self._loads: Counter[int] = Counter()  # epoch -> requests
         self._turns: dict[int, int] = {}  # epoch -> when it was last chosen
+        self._known_ready: dict[str, list[Peer]] = {}  # process -> its replicas that can serve, as far as worked out
         self._clock = itertools.count(1)
         self._changed = threading.Condition()
         self.version = 1
@@ -56,8 +57,10 @@ class Registry:
             before = self._peers.get(key)
             seen = message.view[1] if message.view[0] == self._epoch else 0
             if before is not None and before.epoch == message.epoch:
-                self._seen[message.epoch] = seen
-                self._changed.notify_all()
+                if self._seen.get(message.epoch) != seen:
+                    self._seen[message.epoch] = seen
+                    self._known_ready.clear()
+                    self._changed.notify_all()
                 return None, None
             peer = Peer(
                 message.process,
@@ -73,12 +76,14 @@ class Registry:
             self._peers[key] = peer
             self.version += 1
             self._joined[peer.epoch], self._seen[peer.epoch] = self.version, seen
+            self._known_ready.clear()
             return peer, before
 
     def retire(self, epoch: int) -> None:
         """Choose this process for nothing new; what it has goes on."""
         with self._changed:
             self._retired.add(epoch)
+            self._known_ready.clear()
 
     def remove(self, epoch: int) -> Peer | None:
         """A process is gone."""
@@ -116,7 +121,7 @@ class Registry:
         Waits up to `timeout` seconds for processes of which no replica can serve; None if that was not enough.
         """
         with self._changed:
-            if not self._changed.wait_for(lambda: all(any(self._ready(process)) for process in processes), timeout):
+            if not self._changed.wait_for(lambda: all(map(self._ready, processes)), timeout):
                 return None
             route = tuple(min(self._ready(process), key=self._rank).epoch for process in sorted(processes))
             for epoch in route:
@@ -155,19 +160,24 @@ class Registry:
     def _of(self, process: str) -> Iterator[Peer]:
         return (peer for (name, _), peer in self._peers.items() if name == process)
 
-    def _ready(self, process: str) -> Iterator[Peer]:
-        informed = [seen for epoch, seen in self._seen.items() if seen >= self._joined[epoch]]
-        known = min(informed, default=0)  # all that joined up to this version know of each other
-        return (
-            peer
-            for peer in self._of(process)
-            if peer.epoch not in self._retired and self._joined[peer.epoch] <= min(known, self._seen[peer.epoch])
-        )
+    def _ready(self, process: str) -> list[Peer]:
+        """Those that can serve."""
+        ready = self._known_ready.get(process)
+        if ready is None:
+            informed = [seen for epoch, seen in self._seen.items() if seen >= self._joined[epoch]]
+            known = min(informed, default=0)  # all that joined up to this version know of each other
+            ready = self._known_ready[process] = [
+                peer
+                for peer in self._of(process)
+                if peer.epoch not in self._retired and self._joined[peer.epoch] <= min(known, self._seen[peer.epoch])
+            ]
+        return ready
 
     def _rank(self, peer: Peer) -> tuple[int, int]:
         return self._loads[peer.epoch], self._turns.get(peer.epoch, 0)
 
     def _forget(self, epoch: int) -> None:
+        self._known_ready.clear()
         self._seen.pop(epoch, None)
         self._joined.pop(epoch, None)
         self._turns.pop(epoch, None)
