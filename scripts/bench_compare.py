@@ -21,7 +21,6 @@ import shlex
 import shutil
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
 from collections import defaultdict
@@ -68,7 +67,7 @@ NO_SAMPLES_BETWEEN_S = 3600.0
 def loading(server: TritonServer, pipeline: str, sampling: dict[str, Any], stream: bool = False) -> Iterator[Load]:
     """A load of requests to a no-op pipeline."""
     inputs = request_inputs("x", {"sampling": sampling}, stream=stream)
-    load = Load(server.grpc_url, infer_request(pipeline, inputs))
+    load = Load(server.grpc_url, [infer_request(pipeline, inputs)])
     try:
         yield load
     finally:
@@ -313,4 +312,4 @@ def told(side: str, row: Row) -> Row:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -94,7 +94,7 @@ def run(name: str, case: Case, seconds: float, times: float) -> bool:
         compile_pipeline(config, Path(folder) / "models")
         options = ServerOptions(model_repository=Path(folder) / "models")
         with TritonServer.start(options, timeout_s=300) as server:
-            load = Load(server.grpc_url, request(config, case), case.deadline if case.client_deadline else None)
+            load = Load(server.grpc_url, [request(config, case)], case.deadline if case.client_deadline else None)
             print(f"\n{name}:", flush=True)
             best = peak(load, case)
             asked = load.open_loop(times * best, seconds, patience=case.deadline + 10 * SLACK_S)

@@ -1,15 +1,17 @@
 """A load of gRPC requests that costs little itself: raw HTTP/2 on a few connections, all on one thread.
 
-Every request is the same bytes but for its stream's number. A Python gRPC client needs about as much CPU for a request
-as the server that is measured here, on the same machine.
+Every request of a connection is the same bytes but for its stream's number. A Python gRPC client needs about as much
+CPU for a request as the server that is measured here, on the same machine.
 """
 
 from __future__ import annotations
 
+import itertools
 import selectors
 import socket
 import struct
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tritonclient.grpc import service_pb2
@@ -45,15 +47,20 @@ class ConnectionBroken(RuntimeError):
 
 
 class Load:
-    """Connections to `host:port`, on each of which requests like `request` can be sent and their ends awaited.
+    """Connections to `host:port`, on each of which requests can be sent and their ends awaited: each connection has
+    one of `requests`, in turn.
 
     `timeout` is the seconds after which gRPC itself ends a request, as clients with deadlines ask it to; None: never.
     """
 
-    def __init__(self, url: str, request: service_pb2.ModelInferRequest, timeout: float | None = None) -> None:
+    def __init__(
+        self, url: str, requests: Sequence[service_pb2.ModelInferRequest], timeout: float | None = None
+    ) -> None:
         self._selector = selectors.DefaultSelector()
-        message = request.SerializeToString()
-        self._connections = [_Connection(url, message, timeout) for _ in range(_CONNECTIONS)]
+        messages = itertools.islice(
+            itertools.cycle([request.SerializeToString() for request in requests]), _CONNECTIONS
+        )
+        self._connections = [_Connection(url, message, timeout) for message in messages]
         for connection in self._connections:
             self._selector.register(connection.socket, selectors.EVENT_READ, connection)
 

@@ -67,6 +67,17 @@ def create_sink(stage: str = "c") -> Scheduler:
     return SimpleScheduler(compute)
 
 
+def create_alone() -> Scheduler:
+    """Entry and terminal stage of a line of one: OmniRequest -> what `create_sink` says of a block of the size."""
+
+    def compute(request: OmniRequest) -> TextOutput:
+        data = _pattern(NoopParams.of(request).nbytes)
+        report = {"nbytes": len(data), "last": int(data[-1]) if len(data) else 0}
+        return TextOutput(msgspec.json.encode(report).decode(), "stop")
+
+    return SimpleScheduler(compute)
+
+
 def create_chunk_source(target: str = "b") -> Scheduler:
     """Entry stage "a" of the streaming pipelines: OmniRequest -> chunks to `target`, then an empty Block."""
     return _ChunkSource(target)
