@@ -30,10 +30,12 @@ _stage: OmniScheduler[Any]
 
 @dataclass
 class Ended:
-    """All that a request gave; `computed` prompt tokens went through the model while it ran."""
+    """All that a request gave; `computed` prompt tokens went through the model while it ran, `found` ones are told as
+    found in the cache."""
 
     messages: list[OutgoingMessage] = field(default_factory=list)
     computed: int = 0
+    found: int = 0
 
     @property
     def error(self) -> Exception | None:
@@ -109,10 +111,12 @@ def alone(requests: Mapping[str, ThinkerInput]) -> dict[str, Ended]:
     """One after the other."""
     ended = {}
     for name, request in requests.items():
-        before = _stage.engine.computed_tokens
+        before, use = _stage.engine.computed_tokens, _stage.kv_use()
         ended.update(together({name: request}))
         wait_idle()
         ended[name].computed = _stage.engine.computed_tokens - before
+        ended[name].found = _stage.kv_use().hits - use.hits
+        assert _stage.kv_use().queries - use.queries == ended[name].computed + ended[name].found
     return ended
 
 

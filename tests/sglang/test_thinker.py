@@ -125,6 +125,7 @@ def test_a_prefix_with_a_picture_is_computed_once(thinker: Child) -> None:
     thinker.call(child.forget)
     ended = thinker.call(child.alone, {"first": first.input, "again": first.input, "other": other.input})
     assert [ended[name].computed for name in ("first", "again", "other")] == [length, 1, length - changed]
+    assert [ended[name].found for name in ("first", "again", "other")] == [0, length - 1, changed]
     assert ended["again"].tokens == ended["first"].tokens
     check(ended["first"], first)
     check(ended["other"], other)
