@@ -1,8 +1,9 @@
-"""`omni checkpoint OUT`: write a tiny Qwen3-Omni checkpoint with random weights, for trying and testing."""
+"""`omni checkpoint OUT`: write a tiny checkpoint with random weights, for trying and testing."""
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import sys
 from pathlib import Path
@@ -10,19 +11,23 @@ from typing import Any
 
 from omni_python.commands.help import HelpFormatter
 from omni_python.commands.progress import working
+from omni_python.models.catalog import TINY_CHECKPOINTS
 
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     """Declare the subcommand on what `ArgumentParser.add_subparsers` returned."""
     parser = subparsers.add_parser(
         "checkpoint",
-        help="write a tiny Qwen3-Omni checkpoint with random weights",
-        description="Write a tiny Qwen3-Omni checkpoint (1 M random weights, the same on every machine) as a Hugging "
-        "Face directory. It speaks nonsense, but runs through every stage of the real model in milliseconds.",
+        help="write a tiny checkpoint with random weights",
+        description="Write a tiny checkpoint (about 1 M random weights, the same on every machine) in the published "
+        "one's format. It speaks nonsense, but runs through every stage of the real model in milliseconds.",
         epilog="example:\n  omni checkpoint checkpoints/tiny && omni quickstart --model-path checkpoints/tiny",
         formatter_class=HelpFormatter,
     )
     parser.add_argument("out", type=Path, metavar="OUT", help="the directory to write; created if missing")
+    parser.add_argument(
+        "--family", choices=sorted(TINY_CHECKPOINTS), default="qwen3_omni", help="whose (default: %(default)s)"
+    )
     parser.add_argument("--seed", type=int, default=0, help="another seed gives other weights (default: %(default)s)")
     parser.add_argument("--force", action="store_true", help="write even into a directory that is not empty")
     parser.add_argument("--json", action="store_true", help="print one JSON object: its path and SHA-256")
@@ -38,8 +43,7 @@ def run(args: argparse.Namespace) -> int:
         )
         return 1
     with working("building the checkpoint"):
-        from omni_python.models.qwen3_omni.tiny import build  # imports torch and transformers, which takes longest
-
-        digest = build(args.out, seed=args.seed)
+        tiny = importlib.import_module(TINY_CHECKPOINTS[args.family])  # imports torch, which takes longest
+        digest = tiny.build(args.out, seed=args.seed)
     print(json.dumps({"path": str(args.out), "sha256": digest}) if args.json else f"{args.out}  sha256 {digest}")
     return 0

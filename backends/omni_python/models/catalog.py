@@ -1,4 +1,4 @@
-"""The pipelines that come with the package, by the short names that `omni compile` takes."""
+"""The pipelines and tiny checkpoints that come with the package, by the short names that the commands take."""
 
 from __future__ import annotations
 
@@ -10,3 +10,9 @@ PIPELINES: dict[str, str] = {
     "fish_s2_pro": "omni_python.models.fish_s2_pro.config.FishS2ProPipelineConfig",
 }
 """Short name to the dotted path of the `PipelineConfig` class."""
+
+TINY_CHECKPOINTS: dict[str, str] = {
+    "qwen3_omni": "omni_python.models.qwen3_omni.tiny",
+    "fish_s2_pro": "omni_python.models.fish_s2_pro.tiny",
+}
+"""Model family to the module whose `build(out, seed=...)` writes a checkpoint with random weights."""

@@ -113,7 +113,7 @@ def test_mixed_requests_at_once_are_those_alone(pipeline: Pipeline) -> None:
 def test_an_error_is_the_clients_and_ends_nothing_else(pipeline: Pipeline) -> None:
     sink = Sink()
     pipeline.coordinator.submit(OmniRequest([Message("user", [TextPart("Hi")])], voice="ethan"), sink, None)
-    with pytest.raises(InvalidArgument, match="no voices of its own"):
+    with pytest.raises(InvalidArgument, match="unknown voice 'ethan'; valid: default"):
         sink.wait(30)
     assert len(answers(pipeline, Ask("Hi", {**SAMPLED, "max_tokens": 6}))[0][1]) == 5 * FRAME
 

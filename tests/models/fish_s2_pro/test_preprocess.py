@@ -138,7 +138,7 @@ SOUND = AudioPart(samples=voice(6), sample_rate=RATE)
         (OmniRequest([]), "no message"),
         (OmniRequest([Message("user", [ImagePart(np.zeros(3, np.uint8)), TextPart("Hi")])]), "no images and videos"),
         (speak("Hi", modalities=["text"]), r'ask for \["audio"\]'),
-        (speak("Hi", voice="ethan"), "no voices of its own"),
+        (speak("Hi", voice="ethan"), "unknown voice 'ethan'; valid: default"),
         (speak("Hi", echo=True), "gives no text"),
         (speak("Hi", sampling={"talker": {}}), "unknown key 'talker'; valid keys: temperature"),
         (speak("Hi", sampling={"stop": ["x"]}), "no stop strings"),

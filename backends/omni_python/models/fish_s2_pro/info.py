@@ -9,6 +9,10 @@ SAMPLE_RATE = 44100
 """Hz, of the published codec; no file of the checkpoint says it."""
 
 
+OWN_VOICE = "default"
+"""What the model speaks with where no voice is given to clone: chosen anew by every seed."""
+
+
 def describe(model_path: str) -> PipelineInfo:
-    """It has no voices of its own: it clones the one that a request brings. Raises `CheckpointError`."""
-    return PipelineInfo(("audio",), sample_rate=SAMPLE_RATE, context=model_config(model_path).context)
+    """Raises `CheckpointError`."""
+    return PipelineInfo(("audio",), (OWN_VOICE,), OWN_VOICE, SAMPLE_RATE, model_config(model_path).context)

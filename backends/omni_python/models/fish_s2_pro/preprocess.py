@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 from omni_python.models.fish_s2_pro.architecture import model_config
 from omni_python.models.fish_s2_pro.codec_checkpoint import load_encoder
-from omni_python.models.fish_s2_pro.info import SAMPLE_RATE
+from omni_python.models.fish_s2_pro.info import OWN_VOICE, SAMPLE_RATE
 from omni_python.models.fish_s2_pro.payloads import SpeechPrompt
 from omni_python.models.fish_s2_pro.prompt import PromptBuilder, Voice
 from omni_python.preprocessing.audio import decode_audio, resample
@@ -112,8 +112,10 @@ def _check(request: OmniRequest) -> None:
             raise InvalidArgument("this pipeline takes text and sound alone, no images and videos")
     if request.modalities is not None and request.modalities != ["audio"]:
         raise InvalidArgument('modalities: this pipeline answers with speech alone; ask for ["audio"]')
-    if request.voice is not None:
-        raise InvalidArgument("voice: this pipeline has no voices of its own; send a sound of one and its words")
+    if request.voice is not None and request.voice.lower() != OWN_VOICE:
+        raise InvalidArgument(
+            f"voice: unknown voice {request.voice!r}; valid: {OWN_VOICE}; others are cloned from a sound and its words"
+        )
     if request.echo:
         raise InvalidArgument("exclude_input_in_output: this pipeline gives no text, and so cannot repeat the input")
 
