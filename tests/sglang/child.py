@@ -120,6 +120,15 @@ def alone(requests: Mapping[str, ThinkerInput]) -> dict[str, Ended]:
     return ended
 
 
+def profiled(path: Path, requests: Mapping[str, ThinkerInput]) -> None:
+    """Submit all again and again while the other ranks are profiled for a second."""
+    _stage.profile_others(path, 1.0)
+    end = time.monotonic() + 1.0
+    while time.monotonic() < end:
+        together(requests)
+        wait_idle()
+
+
 def with_aborts(requests: Mapping[str, ThinkerInput], aborts: Mapping[str, float]) -> dict[str, Ended]:
     """Submit all at once; those in `aborts` are aborted after so many seconds."""
     for name, request in requests.items():

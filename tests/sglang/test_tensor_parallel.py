@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import random
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import psutil
@@ -34,6 +35,8 @@ from tests.oracle.cases import CASES, load_case
 from tests.sglang import child
 from tests.sglang.child import Child
 from tests.sglang.test_thinker import MEDIA, check, check_broken_requests_fail_alone, inputs, sampled, talks
+
+T = TypeVar("T")
 
 pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec("sglang") is None, reason="sglang is not installed"),
@@ -90,6 +93,30 @@ def test_a_step_that_fails_on_rank_0_ends_its_requests_alone(thinker: Child) -> 
     ended = thinker.call(child.together, inputs(given))
     for name, talk in given.items():
         check(ended[name], talk)
+
+
+def test_a_profile_of_rank_0_has_one_of_each_follower_beside_it(thinker: Child, tmp_path: Path) -> None:
+    thinker.call(child.profiled, tmp_path / "x.trace.json", inputs(talks(2, 700)))
+    [path] = wait_for(lambda: [path for path in tmp_path.iterdir() if path.stat().st_size])
+    assert path.name.startswith("x.") and path.name.endswith("_tp1.trace.json")
+    events = wait_for(lambda: read_trace(path))
+    assert sum(str(event.get("name", "")).startswith("aten::") for event in events) > 100
+
+
+def read_trace(path: Path) -> list[dict[str, Any]]:
+    """Its events; none while it is being written."""
+    try:
+        events: list[dict[str, Any]] = json.loads(path.read_bytes())["traceEvents"]
+    except ValueError:
+        return []
+    return events
+
+
+def wait_for(look: Callable[[], list[T]]) -> list[T]:
+    end = time.monotonic() + 30
+    while not (found := look()) and time.monotonic() < end:
+        time.sleep(0.1)
+    return found
 
 
 def test_what_cannot_run_on_ranks_is_refused() -> None:

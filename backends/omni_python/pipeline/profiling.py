@@ -13,6 +13,7 @@ from typing import Any
 import zmq
 
 from omni_python.control.sockets import Outlet
+from omni_python.control.torch_profile import SUFFIX, write_profile
 from omni_python.pipeline.endpoint import Endpoint
 from omni_python.pipeline.registry import Registry
 from omni_python.pipeline.spec import PipelineSpec
@@ -96,11 +97,13 @@ def profile_name(pipeline: str, process: str, replica: int) -> str:
 
 
 class ProcessProfiler:
-    """Profiles this process, once at a time. `name` begins the names of its files; `epoch` is the process's."""
+    """Profiles this process, once at a time. `name` begins the names of its files; `epoch` is the process's.
+    `beside(path, seconds)` is called when a profile begins, for other processes to do the same."""
 
-    def __init__(self, name: str, epoch: int) -> None:
+    def __init__(self, name: str, epoch: int, beside: Callable[[Path, float], None]) -> None:
         self._name = name
         self._epoch = epoch
+        self._beside = beside
         self._lock = threading.Lock()
         self._running = ""  # the id of the profile
         self._stop = threading.Event()
@@ -135,9 +138,9 @@ class ProcessProfiler:
             self._running = message.id
             self._stop.clear()
         try:
-            path = _new_file(Path(message.directory) / f"{self._name}.{message.id}.trace.json")
+            path = _new_file(Path(message.directory) / f"{self._name}.{message.id}{SUFFIX}")
             try:
-                write_profile(path, lambda: self._wait(message))
+                write_profile(path, lambda: self._wait(message, path))
             except BaseException:
                 path.unlink(missing_ok=True)
                 raise
@@ -146,7 +149,8 @@ class ProcessProfiler:
             with self._lock:
                 self._running = ""
 
-    def _wait(self, message: ProfileMessage) -> None:
+    def _wait(self, message: ProfileMessage, path: Path) -> None:
+        self._beside(path, message.seconds)
         send_reply(message.reply_to, self._reply(message))
         self._stop.wait(message.seconds)
 
@@ -157,28 +161,3 @@ def _new_file(path: Path) -> Path:
     except OSError as error:
         raise InvalidArgument(f"cannot write to {path.parent}: {error.strerror}") from None
     return path
-
-
-def write_profile(path: Path, wait: Callable[[], None]) -> None:
-    """Write a Chrome trace of what all threads of this process, and its GPU if it has one, do until `wait` returns.
-    Needs torch, which a process may not have imported yet: that takes seconds."""
-    import torch
-    from torch.profiler import ProfilerActivity, profile
-
-    activities = [ProfilerActivity.CPU]
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
-        activities.append(ProfilerActivity.CUDA)
-    with profile(activities=activities, experimental_config=_all_threads()) as profiler:
-        wait()
-    profiler.export_chrome_trace(str(path))
-
-
-def _all_threads() -> Any:
-    """Schedulers have threads of their own. Making Python objects of all events, which only queries need, would hold
-    the interpreter's lock for seconds."""
-    from torch._C._profiler import _ExperimentalConfig
-
-    try:
-        return _ExperimentalConfig(profile_all_threads=True, trace_only=True)
-    except TypeError:  # of an older torch
-        return _ExperimentalConfig(profile_all_threads=True)

@@ -110,7 +110,8 @@ class StageProcess:
         self._released = threading.Event()
         self._deaths = DeathWatch()
         self._read_only = ReadOnlyCheck.if_wanted()
-        self._profiler = ProcessProfiler(profile_name(pipeline, process, replica), self._endpoint.epoch)
+        name = profile_name(pipeline, process, replica)
+        self._profiler = ProcessProfiler(name, self._endpoint.epoch, self._profile_others)
         recordings = record_directory()
         self._recorder = None if recordings is None else Recorder(recordings, pipeline, process, self.stages)
         self._registration = threading.Thread(target=self._stay_registered, name="omni-register", daemon=True)
@@ -220,6 +221,10 @@ class StageProcess:
             self._traces.close(request_id)
         if self._recorder is not None:
             self._recorder.over(request_id)
+
+    def _profile_others(self, path: Path, seconds: float) -> None:
+        for stage in self.stages.values():
+            stage.scheduler.profile_others(path, seconds)
 
     # -- StageOutlet
 

@@ -9,6 +9,7 @@ import signal
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import ClassVar
 
 from omni_python.proto.histogram import Histogram
@@ -90,6 +91,10 @@ class Scheduler(abc.ABC):
     def stats(self) -> Mapping[str, int]:
         """What is held now, by name; every value is 0 when no request is left (a test counts on it)."""
         return {}
+
+    def profile_others(self, path: Path, seconds: float) -> None:  # noqa: B027, most compute alone
+        """This process is profiled for `seconds`, into the file `path`: other processes that compute for it write a
+        trace beside that. Any thread."""
 
     def kv_use(self) -> KVUse | None:
         """Of a scheduler with a KV cache. Any thread."""

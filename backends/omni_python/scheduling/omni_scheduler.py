@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
 import torch
@@ -76,6 +77,10 @@ class OmniScheduler(AutoregressiveScheduler[R]):
         else:
             self.engine = LeadingEngine(config, self, ranks, lambda reason: self.on_broken(reason))
         self._runner = make_runner(self.engine)
+
+    def profile_others(self, path: Path, seconds: float) -> None:
+        if isinstance(self.engine, LeadingEngine):
+            self.engine.profile_followers(path, seconds)
 
     def stop(self) -> None:
         super().stop()

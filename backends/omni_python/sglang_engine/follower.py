@@ -13,14 +13,17 @@ import sys
 import threading
 import time
 from contextlib import suppress
+from functools import partial
 from multiprocessing.connection import Connection
+from pathlib import Path
 
 import setproctitle
 import torch
 
+from omni_python.control.torch_profile import SUFFIX, write_profile
 from omni_python.proto.errors import OmniError
 from omni_python.sglang_engine.parallel import FollowingEngine, import_sglang
-from omni_python.sglang_engine.rank_messages import SIGN_PERIOD, Alive, Broken, Joined, Launch, Link
+from omni_python.sglang_engine.rank_messages import SIGN_PERIOD, Alive, Broken, Joined, Launch, Link, Profile
 
 _PR_SET_PDEATHSIG = 1  # prctl(2)
 
@@ -36,7 +39,7 @@ def main() -> None:
     _die_with(parent)
     link = Link(Connection(descriptor))
     try:
-        _follow(link)
+        _follow(link, name)
         status = 0
     except EOFError:
         status = 1  # rank 0 is gone
@@ -49,7 +52,8 @@ def main() -> None:
     os._exit(status)  # communicators may wait for other ranks in their destructors
 
 
-def _follow(link: Link) -> None:
+def _follow(link: Link, name: str) -> None:
+    link.on_profile = partial(_profile, name)
     launch = link.expect(Launch)
     config = launch.engine_config()
     if config.gpu_id is not None:
@@ -60,6 +64,18 @@ def _follow(link: Link) -> None:
     threading.Thread(target=_show_life, args=(link,), name="omni-alive", daemon=True).start()
     with torch.inference_mode():
         engine.run()
+
+
+def _profile(name: str, message: Profile) -> None:
+    threading.Thread(target=_write_profile, args=(name, message), name="omni-profile", daemon=True).start()
+
+
+def _write_profile(name: str, message: Profile) -> None:
+    path = Path(f"{message.path.removesuffix(SUFFIX)}.{name}{SUFFIX}")
+    try:
+        write_profile(path, lambda: time.sleep(message.seconds))
+    except Exception:  # the trace alone is lost
+        log.exception("%s has no profile", name)
 
 
 def _show_life(link: Link) -> None:

@@ -81,6 +81,7 @@ class Followers:
         """Returns while they are starting."""
         self._on_lost = on_lost
         self._lock = threading.Lock()
+        self._sending = threading.Lock()
         self._closing = False
         self.lost = threading.Event()
         self._followers: list[_Follower] = []
@@ -103,11 +104,12 @@ class Followers:
         threading.Thread(target=self._watch, name="omni-ranks", daemon=True).start()
 
     def send(self, message: Payload) -> None:
-        """To every follower. One that is gone is left to the watching thread."""
+        """To every follower, on any thread. One that is gone is left to the watching thread."""
         frame = encode(message)
-        for follower in self._followers:
-            with suppress(OSError):
-                follower.link.connection.send_bytes(frame)
+        with self._sending:
+            for follower in self._followers:
+                with suppress(OSError):
+                    follower.link.connection.send_bytes(frame)
 
     def report(self, reason: str) -> None:
         """The group cannot go on. Only the first reason counts, and none while it is being closed."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
@@ -33,6 +34,7 @@ from omni_python.sglang_engine.rank_messages import (
     HookFailed,
     Link,
     Plan,
+    Profile,
     ResetCache,
     Step,
     Stop,
@@ -85,6 +87,10 @@ class LeadingEngine(Engine):
             if not self._shared_hooks.take_failed() and not self._followers.lost.wait(ERROR_GRACE):
                 self._followers.report(f"rank 0 failed in a step: {error}")
             raise
+
+    def profile_followers(self, path: Path, seconds: float) -> None:
+        """Each writes a trace beside the one of rank 0, at `path`. Any thread."""
+        self._followers.send(Profile(str(path), seconds))
 
     def fail_batch(self) -> list[str]:
         self._followers.send(FailBatch())

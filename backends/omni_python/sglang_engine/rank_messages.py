@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, TypeVar
@@ -116,6 +116,13 @@ class ResetCache(Payload):
     """As `Engine.reset_cache`."""
 
 
+class Profile(Payload):
+    """At any time: profile yourself for `seconds`, and write a trace beside the one at `path`."""
+
+    path: str
+    seconds: float
+
+
 class Stop(Payload):
     """The last message."""
 
@@ -138,6 +145,7 @@ class Link:
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
+        self.on_profile: Callable[[Profile], None] = lambda message: None
         self._decoder = PayloadDecoder()
         self._sending = threading.Lock()
 
@@ -149,6 +157,11 @@ class Link:
 
     def receive(self) -> Payload:
         """Blocks. Raises `EOFError` where the other end is gone."""
+        while isinstance(message := self._receive(), Profile):
+            self.on_profile(message)
+        return message
+
+    def _receive(self) -> Payload:
         try:
             envelope = _decode(self.connection.recv_bytes())
         except ConnectionResetError:
