@@ -31,6 +31,8 @@ SHORT = {"max_tokens": 6, "talker": {"max_tokens": 14}}
 ENDLESS = {"max_tokens": 400, "ignore_eos": True, "talker": {"max_tokens": 2000, "ignore_eos": True}}
 ENDS = ("completed", "failed", "aborted")
 
+pytestmark = pytest.mark.timeout(120 + 3 * REQUESTS)
+
 
 @dataclass
 class Seen:
