@@ -44,7 +44,7 @@ def received() -> Iterator[Received]:
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory, received: Received) -> Iterator[TritonServer]:
     repository = tmp_path_factory.mktemp("models")
-    compile_pipeline(NoopLinePipelineConfig(trace=TraceConfig(otlp_endpoint=received.url)), repository)
+    compile_pipeline(NoopLinePipelineConfig(trace=TraceConfig(sample=1.0, otlp_endpoint=received.url)), repository)
     with TritonServer.start(ServerOptions(model_repository=repository, exit_timeout_s=5), timeout_s=100) as server:
         yield server
 
@@ -120,6 +120,14 @@ def test_the_header_counts_by_every_front(server: TritonServer, received: Receiv
     with pytest.raises(NotFound, match="there is no trace"):
         client.trace(unsampled)
     assert unsampled not in received.spans
+
+
+def test_a_request_that_says_nothing_is_traced_by_the_configured_chance(client: OmniClient, received: Received) -> None:
+    assert client.chat("hello").finished.trace is None, "the client did not ask for it"
+    trace = client.trace()
+    assert trace.state == "completed" and not trace.parent_id
+    [root] = [span for span in received.wait(trace.trace_id) if span.name == "noop_line"]
+    assert root.parent_span_id == b""
 
 
 def test_omni_trace_draws_and_writes(
