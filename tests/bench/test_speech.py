@@ -11,9 +11,9 @@ from omni_python.cli import main
 from omni_python.serve.triton_server import TritonServer
 
 
-def test_speech_is_measured(server: TritonServer, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_speech_is_measured(tiny_server: TritonServer, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     sampling = json.dumps({"max_tokens": 4, "ignore_eos": True, "talker": {"max_tokens": 21, "ignore_eos": True}})
-    arguments = ["--url", server.grpc_url, "--concurrency", "2", "--requests", "4", "--warm-up", "1"]
+    arguments = ["--url", tiny_server.grpc_url, "--concurrency", "2", "--requests", "4", "--warm-up", "1"]
     arguments += ["--sampling", sampling, "--out", str(tmp_path), "--slo", "ttfa=60s", "--json"]
     assert main(["bench", *arguments]) == 0
     [load] = json.loads(capsys.readouterr().out)["loads"]
