@@ -403,6 +403,10 @@ class StageProcess:
         if stage is None or message.epoch in self._dead or stage.is_over(message.request_id):
             self._carrier.decline(message.epoch, message.payload)
             return
+        is_plain = message.chunk_id >= 0 and not message.traced and message.record is None
+        if is_plain and stage.is_open(message.request_id):  # and so keeps what the first message brought
+            self._hand_over(stage, message, time.monotonic() + message.remaining)
+            return
         self._routes.arriving(message.request_id, message.route)
         try:
             self._timings.heard(message.request_id, message.timings)

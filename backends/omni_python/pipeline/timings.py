@@ -32,7 +32,9 @@ class Timings:
 
     def began(self, request_id: str, stage: str) -> None:
         """A stage's scheduler got an input."""
-        self._requests.setdefault(request_id, {}).setdefault(stage, _Work(time.monotonic()))
+        works = self._requests.setdefault(request_id, {})
+        if stage not in works:
+            works[stage] = _Work(time.monotonic())
 
     def gave(self, request_id: str, stage: str, result: bool = False) -> None:
         """A stage gave a chunk, or its result."""
