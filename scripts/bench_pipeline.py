@@ -12,19 +12,28 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
-import statistics
 import subprocess
 import tempfile
 import time
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from omni_python.client import AudioChunk, Finished, OmniClient, TextDelta
+import msgspec
+from rich.console import Console
+
+from omni_python.bench.dataset import Question
+from omni_python.bench.generator import LoadGenerator
+from omni_python.bench.load import ClosedLoop, Plan
+from omni_python.bench.measure import measure
+from omni_python.bench.record import RequestRecord
+from omni_python.bench.summary import Summary
+from omni_python.bench.tables import print_tables
+from omni_python.client import OmniClient
 from omni_python.config.compile import compile_pipeline
 from omni_python.config.memory import MEMORY_FRACTION
 from omni_python.config.schema import PipelineConfig
@@ -32,18 +41,8 @@ from omni_python.models.qwen3_omni.config import Qwen3OmniSpeechPipelineConfig
 from omni_python.serve.triton_server import ServerOptions, TritonServer
 
 SAMPLES_PER_FRAME, SAMPLE_RATE = 1920, 24_000
-
-
-@dataclass
-class Timing:
-    """Seconds of one request, from sending it."""
-
-    first_text: float
-    first_audio: float
-    total: float
-    audio_seconds: float
-    underrun: float
-    """Silence that a player would have heard, starting to play with the first chunk."""
+SEEDS = 64
+PATIENCE_S = 600.0
 
 
 def pipeline(model_path: Path, gpu: int | None, dummy: bool, overrides: dict[str, dict[str, Any]]) -> PipelineConfig:
@@ -60,57 +59,39 @@ def pipeline(model_path: Path, gpu: int | None, dummy: bool, overrides: dict[str
     return Qwen3OmniSpeechPipelineConfig(model_path=str(model_path), stages=stages)
 
 
-def ask(client: OmniClient, text: str, args: argparse.Namespace, seed: int) -> Timing:
-    talker = {"max_tokens": args.frames + 1, "ignore_eos": True, "seed": seed}
-    sampling = {"max_tokens": args.text_tokens, "ignore_eos": True, "talker": talker}
-    start = time.perf_counter()
-    first_text = first_audio = played_until = underrun = 0.0
-    samples = 0
-    for event in client.stream(text, sampling=sampling):
-        now = time.perf_counter() - start
-        match event:
-            case TextDelta():
-                first_text = first_text or now
-            case AudioChunk(chunk, _):
-                if not first_audio:
-                    first_audio = played_until = now
-                underrun += max(0.0, now - played_until)
-                played_until = max(now, played_until) + len(chunk) / SAMPLE_RATE
-                samples += len(chunk)
-            case Finished():
-                pass
-    if samples < (args.frames - 1) * SAMPLES_PER_FRAME:
-        raise SystemExit(f"a request answered with {samples} samples, {args.frames} frames were asked for")
-    return Timing(first_text, first_audio, time.perf_counter() - start, samples / SAMPLE_RATE, underrun)
-
-
-def measure(server: TritonServer, args: argparse.Namespace) -> Iterator[dict[str, Any]]:
+def questions(args: argparse.Namespace) -> list[Question]:
+    """Requests that differ in the talker's seed alone."""
     text = "word " * args.prompt_tokens
-    with OmniClient(server.grpc_url, "qwen3_omni") as client:
+    found = []
+    for seed in range(SEEDS):
+        talker = {"max_tokens": args.frames + 1, "ignore_eos": True, "seed": seed}
+        sampling = {"max_tokens": args.text_tokens, "ignore_eos": True, "talker": talker}
+        found.append(Question(text, {"sampling": sampling}))
+    return found
+
+
+def measured(server: TritonServer, args: argparse.Namespace) -> Iterator[Summary]:
+    """The figures of each concurrency; the first requests warm the server up for all."""
+
+    def check(record: RequestRecord) -> None:
+        if record.error:
+            raise SystemExit(f"a request failed: {record.message}")
+        if round(record.audio_s * SAMPLE_RATE) < (args.frames - 1) * SAMPLES_PER_FRAME:
+            raise SystemExit(
+                f"a request answered with {record.audio_s:.2f} s of speech, {args.frames} frames were asked"
+            )
+
+    processes = max(1, (os.cpu_count() or 1) // 8)
+    with LoadGenerator(server.grpc_url, "qwen3_omni", questions(args), processes) as generator:
         start = time.perf_counter()
-        for _ in range(args.warm_up):
-            ask(client, text, args, 0)
-        print(f"warm-up of {args.warm_up} requests: {time.perf_counter() - start:.1f} s", flush=True)
+        if args.warm_up:
+            measure(generator, ClosedLoop(1), Plan(requests=args.warm_up, warm_up=0, timeout=PATIENCE_S), (), check)
+            print(f"warm-up of {args.warm_up} requests: {time.perf_counter() - start:.1f} s", flush=True)
         for concurrency in args.concurrency:
-            total = max(args.requests, 6 * concurrency)
-            with ThreadPoolExecutor(concurrency) as pool:  # a first round for every shape that is compiled on first use
-                list(pool.map(lambda seed: ask(client, text, args, seed), range(2 * concurrency)))
-                start = time.perf_counter()
-                timings = list(pool.map(lambda seed: ask(client, text, args, seed), range(total)))
-                seconds = time.perf_counter() - start
-            row = {
-                "concurrency": concurrency,
-                "requests": total,
-                "first_text_ms": median(timings, "first_text"),
-                "first_audio_ms": median(timings, "first_audio"),
-                "first_audio_p95_ms": percentile(timings, "first_audio", 0.95),
-                "total_ms": median(timings, "total"),
-                "real_time_factor": round(statistics.median(t.total / t.audio_seconds for t in timings), 4),
-                "underrun_ms": median(timings, "underrun"),
-                "requests_per_s": round(total / seconds, 2),
-            }
-            print(json.dumps(row), flush=True)
-            yield row
+            plan = Plan(requests=max(args.requests, 6 * concurrency), timeout=PATIENCE_S)
+            summary = measure(generator, ClosedLoop(concurrency), plan, (), check)
+            print(msgspec.json.encode(summary).decode(), flush=True)
+            yield summary
 
 
 def leave_behind(server: TritonServer, args: argparse.Namespace) -> None:
@@ -140,15 +121,6 @@ def held(server: TritonServer) -> str:
         lines = [line for line in reply.read().decode().splitlines() if line.startswith("omni_")]
     totals = [line for line in lines if line.startswith("omni_requests_total")]
     return "; ".join([*totals, *(line for line in lines if "_total" not in line and not line.endswith(" 0"))])
-
-
-def median(timings: list[Timing], figure: str) -> float:
-    return round(statistics.median(getattr(timing, figure) for timing in timings) * 1e3, 1)
-
-
-def percentile(timings: list[Timing], figure: str, share: float) -> float:
-    values = sorted(getattr(timing, figure) for timing in timings)
-    return round(values[min(len(values) - 1, int(share * len(values)))] * 1e3, 1)
 
 
 def gpu_memory() -> str:
@@ -182,7 +154,7 @@ def main() -> None:
     parser.add_argument("--leak-check", type=int, default=0, metavar="N", help="then N requests, a fifth aborted")
     parser.add_argument("--start-timeout", type=float, default=600)
     parser.add_argument("--server-log", type=Path)
-    parser.add_argument("--json", type=Path, help="write all rows here")
+    parser.add_argument("--json", type=Path, help="write all figures here")
     args = parser.parse_args()
     overrides: dict[str, dict[str, Any]] = {}
     for setting in args.set:
@@ -196,12 +168,13 @@ def main() -> None:
         options = ServerOptions(model_repository=Path(folder))
         with TritonServer.start(options, log=args.server_log, timeout_s=args.start_timeout) as server:
             print(f"ready after {time.perf_counter() - start:.1f} s; {gpu_memory()}", flush=True)
-            rows = list(measure(server, args))
+            summaries = list(measured(server, args))
+            print_tables(summaries, Console())
             if args.leak_check:
                 leave_behind(server, args)
             print(gpu_memory(), flush=True)
     if args.json:
-        args.json.write_text(json.dumps(rows, indent=1))
+        args.json.write_bytes(msgspec.json.format(msgspec.json.encode(summaries), indent=1))
 
 
 if __name__ == "__main__":
