@@ -40,27 +40,20 @@ class EdgeStats:
         bytes count where they went."""
         nbytes = len(envelope.body)
         ref, device = envelope.ref, envelope.device
-        if ref is None and device is None:
-            self._add(source, target, "inline", nbytes + len(envelope.inline), is_chunk)
-            return
         if device is not None:
             self._add(source, target, relay_of(device), nbytes + device.nbytes, is_chunk)
-            nbytes = 0
-        if ref is not None:
-            count = self._of(source, target, relay_of(ref))
-            count.nbytes += nbytes + ref.nbytes
-            if device is None:
-                count.payloads += 1
-                count.chunks += is_chunk
+            if ref is not None:
+                self._of(source, target, relay_of(ref)).nbytes += ref.nbytes
+        elif ref is not None:
+            self._add(source, target, relay_of(ref), nbytes + ref.nbytes, is_chunk)
+        else:
+            self._add(source, target, "inline", nbytes + len(envelope.inline), is_chunk)
 
     def _add(self, source: str, target: str, way: str, nbytes: int, is_chunk: bool) -> None:
-        count = self._of(source, target, way)
+        count = self._counts.get((source, target, way)) or self._of(source, target, way)
         count.payloads += 1
         count.chunks += is_chunk
         count.nbytes += nbytes
 
     def _of(self, source: str, target: str, way: str) -> EdgeCount:
-        count = self._counts.get((source, target, way))
-        if count is None:
-            count = self._counts[source, target, way] = EdgeCount(source, target, way)
-        return count
+        return self._counts.setdefault((source, target, way), EdgeCount(source, target, way))

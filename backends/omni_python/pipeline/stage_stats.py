@@ -4,21 +4,12 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from dataclasses import dataclass
 
 from omni_python.proto.errors import ErrorCode
 from omni_python.proto.histogram import Histogram
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 """Bounds of the histograms of times."""
-
-
-@dataclass(slots=True)
-class _Times:
-    """Seconds of `time.monotonic()`; 0 for what has not happened yet."""
-
-    queued: float
-    began: float = 0.0
 
 
 class StageStats:
@@ -35,7 +26,8 @@ class StageStats:
         self.aborts = 0
         """Requests that were given up while the stage had them."""
         self.errors: Counter[ErrorCode] = Counter()
-        self._times: dict[str, _Times] = {}
+        self._times: dict[str, list[float]] = {}
+        """By request, `time.monotonic()` when it was queued and when its computation began (0: not yet)."""
 
     @property
     def waiting(self) -> int:
@@ -43,27 +35,28 @@ class StageStats:
 
     @property
     def running(self) -> int:
-        return sum(times.began > 0 for times in list(self._times.values()))
+        return sum(began > 0 for _, began in list(self._times.values()))
 
     def queued(self, request_id: str) -> None:
         """The scheduler is given an input of the request; only the first one counts."""
         if request_id not in self._times:
-            self._times[request_id] = _Times(time.monotonic())
+            self._times[request_id] = [time.monotonic(), 0.0]
 
     def began(self, request_id: str) -> None:
         """The scheduler computes with the request; only the first time counts."""
         times = self._times.get(request_id)
-        if times is not None and not times.began:
-            times.began = time.monotonic()
+        if times is not None and not times[1]:
+            times[1] = time.monotonic()
 
     def ended(self, request_id: str, code: ErrorCode | None, was_open: bool) -> None:
         """The stage is done with a request: it has its result (`code` None), failed, or was given up (CANCELLED), which
         counts only where the stage had it."""
-        now = time.monotonic()
         times = self._times.pop(request_id, None)
         if times is not None:
-            began = times.began or (times.queued if code is None else now)
-            self.wait.observe(began - times.queued)
+            now = time.monotonic()
+            queued, began = times
+            began = began or (queued if code is None else now)
+            self.wait.observe(began - queued)
             if code is None:
                 self.run.observe(now - began)
         if code is ErrorCode.CANCELLED:
