@@ -17,6 +17,8 @@ from omni_python.models.noop.config import NoopLinePipelineConfig
 from omni_python.serve.triton_server import ServerOptions, TritonServer
 from tests.conftest import LeakCheck
 
+pytestmark = pytest.mark.alone
+
 
 def socket_directories(server: TritonServer) -> list[Path]:
     base = Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir())

@@ -92,6 +92,7 @@ def plan(rng: random.Random) -> list[tuple[str, signal.Signals]]:
     return [*((victim, signal.SIGKILL) for victim in VICTIMS), *stopped]
 
 
+@pytest.mark.alone
 @pytest.mark.timeout(max(600, 60 * ROUNDS))
 def test_every_request_ends_and_the_service_comes_back(serving: Serving, capsys: pytest.CaptureFixture[str]) -> None:
     rng = random.Random(SEED)

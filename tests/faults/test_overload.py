@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from omni_python.client import AsyncOmniClient, DeadlineExceeded, Unavailable
 from omni_python.serve.triton_server import TritonServer
 from tests.e2e import metrics
@@ -12,6 +14,7 @@ REQUESTS, PER_SECOND = 600, 150
 """Of which the line can serve 20 a second, since each works for 50 ms."""
 
 
+@pytest.mark.alone
 def test_a_server_that_gets_too_much_goes_on_serving_in_time(noop_server: TritonServer) -> None:
     """At first all are admitted, and end at their deadlines; then those that would are refused, and others served."""
     ends = asyncio.run(too_much(noop_server.grpc_url))

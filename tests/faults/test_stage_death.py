@@ -21,6 +21,8 @@ from omni_python.models.noop.config import NoopLinePipelineConfig
 from omni_python.serve.triton_server import ServerOptions, TritonServer
 from tests.e2e import metrics
 
+pytestmark = pytest.mark.alone
+
 PIPELINE = "noop_line"
 SILENCE = 5.0
 

@@ -19,6 +19,8 @@ from omni_python.models.noop.config import NoopLinePipelineConfig
 from omni_python.serve.leftovers import remove_leftover_regions
 from tests.faults.serving import Serving
 
+pytestmark = pytest.mark.alone
+
 PIPELINE = "noop_line"
 
 

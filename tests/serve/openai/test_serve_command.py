@@ -10,11 +10,13 @@ import time
 from pathlib import Path
 
 import httpx
+import pytest
 
 from omni_python.config.compile import compile_pipeline
 from omni_python.models.noop.config import NoopForwardPipelineConfig
 
 
+@pytest.mark.alone
 def test_both_servers_by_one_command(tmp_path: Path) -> None:
     compile_pipeline(NoopForwardPipelineConfig(), tmp_path)
     with socket.create_server(("127.0.0.1", 0)) as free:
