@@ -59,9 +59,13 @@ class MetricsWriter:
         self._thread.start()
 
     def stop(self) -> None:
+        """Write nothing more, and let go of Triton's objects: their destructors crash the interpreter's end, to which
+        libraries may keep this alive."""
         self._stop.set()
         if self._thread.ident is not None:
             self._thread.join()
+        for held in (self._filled, self._series, self._families):
+            held.clear()
 
     def _run(self) -> None:
         updates = 0
