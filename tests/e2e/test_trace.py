@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from omni_python.client import AudioChunk, Finished, OmniClient
+from omni_python.client import AudioChunk, Finished, OmniClient, RequestOptions
 from omni_python.proto.trace import ORCHESTRATOR
 from tests.tracing.walk import check_lanes, unexplained
 
@@ -17,17 +17,21 @@ UNEXPLAINED = 0.005
 
 @pytest.mark.parametrize("stream", [True, False], ids=["streamed", "whole"])
 def test_a_spoken_requests_time_is_explained(client: OmniClient, stream: bool) -> None:
-    media = {"audios": [MEDIA / "voice_16k.wav"], "images": [MEDIA / "landscape.jpg"]}
-    sampling = {"max_tokens": 16, "ignore_eos": True, "talker": {"max_tokens": 40}}
+    options: RequestOptions = {
+        "audios": [MEDIA / "voice_16k.wav"],
+        "images": [MEDIA / "landscape.jpg"],
+        "sampling": {"max_tokens": 16, "ignore_eos": True, "talker": {"max_tokens": 40}},
+        "trace": True,
+    }
     if stream:
-        *pieces, finished = client.stream("What do you hear?", **media, sampling=sampling, trace=True)
+        *pieces, last = client.stream("What do you hear?", **options)
         chunks = sum(isinstance(piece, AudioChunk) for piece in pieces)
     else:
-        answer = client.chat("What do you hear?", **media, sampling=sampling, trace=True)
-        finished, chunks = answer.finished, 0
+        answer = client.chat("What do you hear?", **options)
+        last, chunks = answer.finished, 0
         assert len(answer.audio)
-    assert isinstance(finished, Finished)
-    trace = finished.trace
+    assert isinstance(last, Finished)
+    trace = last.trace
     assert trace is not None and trace.complete and trace.state == "completed"
     check_lanes(trace)
     assert not [gap for gap in unexplained(trace) if gap[1] - gap[0] > UNEXPLAINED]
@@ -66,7 +70,7 @@ def test_a_spoken_requests_time_is_explained(client: OmniClient, stream: bool) -
         assert hops["decode", ORCHESTRATOR, True].count > 0
         spoken = hops["code2wav", ORCHESTRATOR, True].count + 1  # the last piece is the result
         assert spoken == chunks
-    stages = {stage.stage: stage for stage in finished.stages}
+    stages = {stage.stage: stage for stage in last.stages}
     for stage, lane in lanes.items():
         if stage != ORCHESTRATOR:  # the summary that every answer has agrees
             assert stages[stage].start == pytest.approx(lane.start, abs=0.05)
