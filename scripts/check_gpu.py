@@ -34,15 +34,7 @@ def main() -> None:
     parser.add_argument("--engine", default="torch", help="of thinker and talker: torch or sglang")
     parser.add_argument("--server-log", type=Path)
     args = parser.parse_args()
-    stages = []
-    for stage in Qwen3OmniSpeechPipelineConfig(model_path="none").stages:
-        if stage.name in MODELS:
-            arguments = {**stage.factory_args, "dtype": args.dtype, "total_gpu_memory_fraction": 0.15}
-            if stage.name in ON_ENGINE:
-                arguments["engine"] = args.engine
-            stage = stage.model_copy(update={"gpu": args.gpu, "factory_args": arguments})
-        stages.append(stage)
-    config = Qwen3OmniSpeechPipelineConfig(model_path=str(args.checkpoint.resolve()), stages=stages)
+    config = on_gpu(args.checkpoint, args.gpu, args.dtype, args.engine)
     wrong = 0
     with tempfile.TemporaryDirectory() as folder:
         compile_pipeline(config, Path(folder))
@@ -59,6 +51,19 @@ def main() -> None:
                     wrong += 1
     if args.dtype == "float32" and wrong:
         raise SystemExit(f"{wrong} of {len(CASES)} cases differ")
+
+
+def on_gpu(checkpoint: Path, gpu: int, dtype: str, engine: str) -> Qwen3OmniSpeechPipelineConfig:
+    """The pipeline with all its models on a GPU."""
+    stages = []
+    for stage in Qwen3OmniSpeechPipelineConfig(model_path="none").stages:
+        if stage.name in MODELS:
+            arguments = {**stage.factory_args, "dtype": dtype, "total_gpu_memory_fraction": 0.15}
+            if stage.name in ON_ENGINE:
+                arguments["engine"] = engine
+            stage = stage.model_copy(update={"gpu": gpu, "factory_args": arguments})
+        stages.append(stage)
+    return Qwen3OmniSpeechPipelineConfig(model_path=str(checkpoint.resolve()), stages=stages)
 
 
 def agrees(client: OmniClient, case: Case) -> bool:
