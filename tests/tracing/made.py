@@ -22,9 +22,9 @@ def made_trace(state: str = "completed", error: str = "") -> Trace:
     )
     own = Lane(ORCHESTRATOR, ORCHESTRATOR, 0, "h", 0.0, 0.0, 10.0, (Span("wait", 0.0, 10.0),))
     hops = (
-        Hop("client", ORCHESTRATOR, False, 1, None, 0.0, None, 0.0),
-        Hop(ORCHESTRATOR, "thinker", False, 1, 0.0, 0.0, 0.0, 0.0),
-        Hop("thinker", "talker", True, 9, 2.0, 2.0, 5.0, 5.0),
-        Hop("talker", ORCHESTRATOR, False, 1, 10.0, 10.0, 10.0, 10.0),
+        Hop("client", ORCHESTRATOR, False, 1, 1, None, 0.0, None, 0.0),
+        Hop(ORCHESTRATOR, "thinker", False, 1, 1, 0.0, 0.0, 0.0, 0.0),
+        Hop("thinker", "talker", True, 9, 9, 2.0, 2.0, 5.0, 5.0),
+        Hop("talker", ORCHESTRATOR, False, 1, 1, 10.0, 10.0, 10.0, 10.0),
     )
     return Trace("7-1", "ab" * 16, "cd" * 8, "demo", 1.7e9, 10.0, state, error, True, (own, thinker, talker), hops)

@@ -66,3 +66,13 @@ def test_lanes_and_hops_of_two_hosts_are_by_one_clock() -> None:
     assert [(lane.stage, lane.start, lane.end) for lane in lanes] == [(ORCHESTRATOR, 0.0, 10.0), ("far", 1.5, 8.5)]
     assert lanes[1].spans == (Span("compute", 1.5, 8.5, 7.0, 1, 1),)
     assert [(hop.sent, hop.received) for hop in hops] == [(1.0, 1.5), (8.5, 9.0)]
+
+
+def test_chunks_that_nobody_took_are_told() -> None:
+    own = StageRecord(ORCHESTRATOR, 1.0, 0.0, 9.0, (), (Passage(ORCHESTRATOR, "a", True, 2.0, 6.0, 5),), ())
+    taken = StageRecord("a", 2.5, 0.0, 4.0, (), (), (Passage(ORCHESTRATOR, "a", True, 2.5, 4.0, 3),))
+    _, [hop] = lanes_and_hops([TracePart("", 0, "h", own), TracePart("p", 0, "h", taken)])
+    assert (hop.count, hop.taken) == (5, 3)
+    assert (hop.sent, hop.received, hop.last_sent, hop.last_received) == (1.0, 1.5, 5.0, None)
+    _, [hop] = lanes_and_hops([TracePart("", 0, "h", own)])  # the process of the other died
+    assert (hop.count, hop.taken, hop.received) == (5, 0, None)

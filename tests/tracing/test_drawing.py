@@ -15,7 +15,7 @@ from tests.tracing.made import made_trace
 @pytest.mark.parametrize("columns", [80, 120, 237])
 def test_lanes_are_true_to_time(columns: int) -> None:
     lines = [line.plain for line in timeline(made_trace(), columns)]
-    rows = {line.split("  ")[0].strip(" ╰"): line for line in lines[3:8]}
+    rows = {line.split("  ")[0].strip(" ╰"): line for line in lines[3:9]}
     left = rows["thinker"].index("▚")
     width = rows["orchestrator"].count("─")
     assert rows["orchestrator"].index("─") == left and width >= 20

@@ -38,7 +38,8 @@ def _events(trace: Trace) -> Iterator[Event]:
     flow = 0
     for tid, hop in enumerate(trace.hops, 1):
         yield _named("thread_name", f"{hop.source} to {hop.target}", hops_pid, tid)
-        start, end = hop.sent if hop.sent is not None else hop.received, hop.last_received or hop.last_sent
+        start = hop.sent if hop.sent is not None else hop.received
+        end = hop.last_received if hop.last_received is not None else hop.last_sent
         if start is not None and end is not None:
             what = f"{hop.count} chunks" if hop.stream else "result"
             yield _slice(what, start, max(end, start), hops_pid, tid, _hop_arguments(hop))
@@ -60,7 +61,7 @@ def _lane(lane: Lane, pid: int, tid: int) -> Iterator[Event]:
 
 
 def _hop_arguments(hop: Hop) -> Event:
-    return {name: getattr(hop, name) for name in ("sent", "received", "last_sent", "last_received")}
+    return {name: getattr(hop, name) for name in ("taken", "sent", "received", "last_sent", "last_received")}
 
 
 def _inside(lane: Lane, time: float) -> float:

@@ -1,4 +1,4 @@
-"""A trace as a drawing for terminals: a lane for each stage, true to time, with the hops that lead to it above it."""
+"""A trace as a drawing for terminals: a lane for each stage, true to time, with the hops that lead to it below it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from rich.style import Style
 from rich.text import Text
 
-from omni_python.proto.trace import ORCHESTRATOR, Hop, Lane, Span, Trace
+from omni_python.proto.trace import Hop, Lane, Span, Trace
 
 _TICKS = (1, 2, 5)
 _TICK_COLUMNS = 12
@@ -37,8 +37,8 @@ _STRENGTH = ("wait", "slack", "queue", "busy")
 @dataclass(frozen=True)
 class _Row:
     label: str
-    shows: Lane | Hop | None = None
-    figures: str = ""
+    shows: Lane | Hop
+    figures: str
 
 
 def timeline(trace: Trace, columns: int) -> list[Text]:
@@ -66,18 +66,16 @@ class _Scale:
 
 
 def _rows(trace: Trace, brief: bool) -> Iterator[_Row]:
-    for number, lane in enumerate(trace.lanes):
-        if number:  # what comes back to the orchestrator stands at the end
-            yield from _hop_rows(trace, lane.stage, brief)
+    for lane in trace.lanes:
         yield _Row(lane.stage, lane, _figures(lane, brief))
-    yield _Row("answers")
-    yield from _hop_rows(trace, ORCHESTRATOR, brief)
+        yield from _hop_rows(trace, lane.stage, brief)
 
 
 def _hop_rows(trace: Trace, target: str, brief: bool) -> Iterator[_Row]:
     for hop in trace.hops:
         if hop.target == target and hop.sent is not None and hop.received is not None:
             what = f"{hop.count} chunk{'s' * (hop.count > 1)}" if hop.stream else "result"
+            what += f" ({hop.taken} taken)" if hop.taken < hop.count else ""
             took = _ms(hop.received - hop.sent)
             yield _Row(f" ╰ from {hop.source}", hop, took if brief else f"{what}, {took} on its way")
 
@@ -94,7 +92,6 @@ def _cells(row: _Row, scale: _Scale) -> Text:
             return _lane_cells(row.shows, scale)
         case Hop():
             return _hop_cells(row.shows, scale)
-    return Text(" " * scale.columns)
 
 
 def _lane_cells(lane: Lane, scale: _Scale) -> Text:
@@ -118,7 +115,8 @@ def _drawn_as(span: Span) -> str:
 
 def _hop_cells(hop: Hop, scale: _Scale) -> Text:
     start = scale.column(hop.sent or 0.0)
-    end = scale.column(hop.last_received if hop.last_received is not None else hop.received or 0.0)
+    ends = (hop.last_received, hop.last_sent if hop.stream else None, hop.received)
+    end = scale.column(next((time for time in ends if time is not None), 0.0))
     line = ("╌" if hop.stream else "─") * (end - start)
     return Text(" " * start + line + "▶", _STYLES["hop"]).append(" " * (scale.columns - end - 1))
 

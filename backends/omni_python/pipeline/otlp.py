@@ -111,13 +111,14 @@ def spans(trace: Trace, resource: Resource) -> Iterator[ReadableSpan]:
                 name, span.start, span.end, work if span.kind == "compute" else {}, maker.context(), context
             )
     for hop in trace.hops:
-        if hop.sent is None or hop.received is None or hop.last_received is None:
+        end = hop.last_received if hop.last_received is not None else hop.last_sent
+        if hop.sent is None or hop.received is None or end is None:
             continue
         about = {"omni.source": hop.source, "omni.target": hop.target, "omni.payloads": hop.count}
         about["omni.first_received_seconds"] = hop.received
         kind = "chunks" if hop.stream else "result"
         name = f"{hop.source} to {hop.target} {kind}"
-        yield maker.span(name, hop.sent, hop.last_received, about, maker.context(), root)
+        yield maker.span(name, hop.sent, end, about, maker.context(), root)
 
 
 class _Spans:

@@ -78,7 +78,10 @@ def _hops(parts: Sequence[TracePart], clocks: dict[str, Clock]) -> Iterator[Hop]
         source, target, stream = way
         first_sent, last_sent, given = _ends(sent.get(way))
         first_received, last_received, taken = _ends(received.get(way))
-        yield Hop(source, target, stream, max(given, taken), first_sent, first_received, last_sent, last_received)
+        count = max(given, taken)
+        if taken < count:
+            last_received = None
+        yield Hop(source, target, stream, count, taken, first_sent, first_received, last_sent, last_received)
 
 
 def _ends(noted: tuple[Passage, Clock] | None) -> tuple[float | None, float | None, int]:

@@ -68,12 +68,14 @@ class Lane(msgspec.Struct, frozen=True):
 
 class Hop(msgspec.Struct, frozen=True):
     """Payloads from one stage to another: `count` chunks where `stream`, else a result. Seconds since the request was
-    admitted, for the first and the last of them; None where an end did not tell, as when its process died."""
+    admitted, for the first and the last of them; None where an end did not tell, as when its process died or, for the
+    last received, when the target was done with the request before: it then took `taken` of them."""
 
     source: str
     target: str
     stream: bool
     count: int
+    taken: int
     sent: float | None
     received: float | None
     last_sent: float | None
