@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import time
+
 import numpy as np
+import psutil
 import pytest
 
 from omni_python.bench.load import OpenLoop
 from omni_python.bench.record import Piece, RequestRecord
 from omni_python.bench.slo import is_good, parse_objectives
 from omni_python.bench.summary import Spread
-from omni_python.bench.usage import process_name
+from omni_python.bench.usage import GENERATOR, UsageSampler, process_name
 from omni_python.proto.errors import InvalidArgument
 
 TICK = 0.001
@@ -90,3 +95,41 @@ def test_stubs_are_called_by_their_model() -> None:
     assert process_name(stub) == "qwen3_omni_front"
     assert process_name(["/opt/tritonserver/bin/tritonserver", "--id=x"]) == "tritonserver"
     assert process_name([]) == "?"
+
+
+BURN = """
+import subprocess, sys, time
+seconds, *others = sys.argv[2:]
+sys.stdin.readline()
+if others:
+    child = subprocess.Popen([sys.executable, "-c", sys.argv[1], "", *others], stdin=subprocess.PIPE)
+    child.stdin.write(b"go\\n")
+    child.stdin.flush()
+end = time.process_time() + float(seconds)
+while time.process_time() < end:
+    pass
+print("burnt", flush=True)
+sys.stdin.read()
+if others:
+    child.communicate()
+"""
+
+
+def test_cpu_time_is_what_processes_burn() -> None:
+    """A process that burns half a second, and its child a quarter."""
+    with subprocess.Popen(
+        [sys.executable, "-c", BURN, BURN, "0.5", "0.25"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as parent:
+        assert parent.stdout is not None and parent.stdin is not None
+        start = time.monotonic()
+        with UsageSampler(psutil.Process(parent.pid), [psutil.Process().pid], 600.0) as usage:
+            parent.stdin.write("go\n")
+            parent.stdin.flush()
+            assert [parent.stdout.readline(), parent.stdout.readline()] == ["burnt\n"] * 2
+        used = usage.cpu_seconds(start - 1, time.monotonic() + 1)
+        parent.stdin.close()
+    child = next(name for name in used if name.startswith("python"))
+    assert list(used) == ["tritonserver", child, GENERATOR]
+    # Beside them, the start of two Pythons.
+    assert 0.45 <= used["tritonserver"] <= 0.8 and 0.2 <= used[child] <= 0.5
+    assert 0 <= used[GENERATOR] <= 0.5

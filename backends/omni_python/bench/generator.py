@@ -15,6 +15,7 @@ from omni_python.bench.dataset import Question
 from omni_python.bench.load import ClosedLoop, Load, Plan
 from omni_python.bench.record import RequestRecord
 from omni_python.bench.worker import Counters, Share, ShareDone, decode, work
+from omni_python.proto.errors import OmniError
 
 _HEAD_START_S = 0.1
 _STOP_S = 5.0
@@ -34,12 +35,16 @@ class LoadResult:
     interrupted: bool
 
 
-class WorkerDied(RuntimeError):
+class WorkerDied(OmniError):
     """A process of the load generator ended unasked; its traceback is on stderr."""
 
 
 class LoadGenerator:
-    """Sends loads to one pipeline from processes of its own; a context manager, which ends them."""
+    """Sends loads to one pipeline from processes of its own; a context manager, which ends them.
+
+    An answer of 60 pieces took a process 9 ms of CPU time (2026-11-28, on a busy machine, where the server took 27 ms
+    for passing them on): a core makes some 100 of them a second, or 600 that come at the pace of 6 s of speech.
+    """
 
     def __init__(self, url: str, pipeline: str, questions: Sequence[Question], processes: int) -> None:
         self.url = url

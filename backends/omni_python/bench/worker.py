@@ -19,6 +19,7 @@ from omni_python.bench.record import Piece, RequestRecord
 from omni_python.client import AsyncOmniClient, AudioChunk, Finished, OmniClientError, TextDelta
 
 _HEARTBEAT_S = 0.05
+_PAUSE_S = 0.1  # of a closed loop's client after an error, which a server that is not there gives at once
 
 
 @dataclass(frozen=True)
@@ -133,7 +134,9 @@ class _Sender:
 
     async def _ask_again_and_again(self) -> None:
         for index in self._numbers():
-            await self._ask(index, self._now())
+            record = await self._ask(index, self._now())
+            if record.error:
+                await asyncio.sleep(_PAUSE_S)
 
     def _numbers(self) -> Iterator[int]:
         share, counters = self._share, self._counters
@@ -148,7 +151,7 @@ class _Sender:
                 return
             yield index
 
-    async def _ask(self, index: int, due: float) -> None:
+    async def _ask(self, index: int, due: float) -> RequestRecord:
         share = self._share
         question = self._order[index % len(self._order)]
         if index == share.warm_up:
@@ -165,6 +168,7 @@ class _Sender:
             record.error, record.message = type(error).__name__, str(error)
         record.ended = self._now()
         self._connection.send_bytes(encode(record))
+        return record
 
     async def _read(self, question: Question, record: RequestRecord) -> None:
         async with contextlib.aclosing(self._client.stream(question.text, **question.options)) as events:

@@ -11,12 +11,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from omni_python import __version__
 from omni_python.commands.help import HelpFormatter
 from omni_python.proto.errors import OmniError
 
 if TYPE_CHECKING:
     from omni_python.bench.dataset import Question
-    from omni_python.bench.load import Load
+    from omni_python.bench.load import Load, Plan
     from omni_python.bench.slo import Objective
     from omni_python.bench.summary import Summary
     from omni_python.client import RequestOptions
@@ -26,8 +27,9 @@ Put a load on a running server over gRPC, and measure what its clients wait for:
 gaps between pieces, and the silence that one would hear who plays the speech as it comes. Where the server runs on this
 machine, CPU and GPU time are measured too.
 
-Closed loops (--concurrency) ask again as soon as they were answered. Open loops (--rate) have Poisson arrivals and show
-what happens when more is asked than can be served. Ctrl-C ends the load of the moment; what was measured is kept.
+Closed loops (--concurrency) ask again as soon as they were answered, or 0.1 s after an error. Open loops (--rate) have
+Poisson arrivals and show what happens when more is asked than can be served. Ctrl-C ends the load of the moment; what
+was measured is kept.
 """
 
 _EXAMPLES = """\
@@ -175,11 +177,10 @@ def _measure(
     import msgspec
 
     from omni_python.bench.generator import LoadGenerator
-    from omni_python.bench.load import Plan
     from omni_python.bench.measure import measure
     from omni_python.commands.progress import working
 
-    plan = Plan(args.seconds, args.requests, args.warm_up, args.timeout, args.seed)
+    plan = _plan(args)
     processes = args.processes or max(1, (os.cpu_count() or 1) // 8)
     encode = msgspec.json.Encoder().encode
     summaries = []
@@ -197,6 +198,12 @@ def _measure(
     return summaries
 
 
+def _plan(args: argparse.Namespace) -> Plan:
+    from omni_python.bench.load import Plan
+
+    return Plan(args.seconds, args.requests, args.warm_up, args.timeout, args.seed)
+
+
 def _report(args: argparse.Namespace, summaries: list[Summary]) -> None:
     import msgspec
     from rich.console import Console
@@ -204,7 +211,13 @@ def _report(args: argparse.Namespace, summaries: list[Summary]) -> None:
     from omni_python.bench.plots import save_plots
     from omni_python.bench.tables import print_tables
 
-    figures = msgspec.json.format(msgspec.json.encode({"pipeline": args.pipeline, "loads": summaries}), indent=1)
+    about = {
+        "pipeline": args.pipeline,
+        "version": __version__,
+        "data": str(args.data or "built in"),
+        "plan": _plan(args),
+    }
+    figures = msgspec.json.format(msgspec.json.encode({**about, "loads": summaries}), indent=1)
     if args.json:
         print(figures.decode())
     else:
