@@ -3,9 +3,9 @@
     scripts/bench_metrics [--load line|chunks] [--rounds 5] [--seconds 10] [--concurrency 16]
     scripts/bench_metrics --rounds 0 --soak 600
 
-Two servers with the same no-op stages, one of them started with Triton's `--allow-metrics=false`, take the same load in
-turn, for `--seconds` each and `--rounds` times; the one with metrics is asked for them once a second meanwhile. Printed
-are requests a second and CPU milliseconds of the server's processes a request: medians, and the ratio with metrics to
+Two servers with the same no-op stages, one of them started with `OMNI_METRICS=0`, take the same load in turn, for
+`--seconds` each and `--rounds` times; the one with metrics is asked for them once a second meanwhile. Printed are
+requests a second and CPU milliseconds of the server's processes a request: medians, and the ratio with metrics to
 without, with its smallest and largest of a round. `--soak` then loads the server with metrics for so many seconds more,
 in which a look once a second must find it alive and its counters never going back.
 
@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import statistics
 import sys
 import tempfile
@@ -111,11 +112,11 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="omni-metrics-") as folder:
         compile_pipeline(config, Path(folder))
         options = ServerOptions(model_repository=Path(folder))
-        silent = ServerOptions(model_repository=Path(folder), extra=("--allow-metrics=false",))
         with TritonServer.start(options, timeout_s=100) as server:
             reader = Reader(server)
             if args.rounds:
-                with TritonServer.start(silent, timeout_s=100) as other:
+                os.environ["OMNI_METRICS"] = "0"
+                with TritonServer.start(options, timeout_s=100) as other:
                     compare(server, other, reader, config.resolved_name, load, args)
             else:
                 reader.start()

@@ -4,6 +4,7 @@ threads crash tritonserver (seen with 24.10)."""
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections.abc import Callable, Iterable
 
@@ -11,6 +12,9 @@ import triton_python_backend_utils as pb_utils
 
 from omni_python.glue.metric_names import FAMILIES, Kind, Sample
 from omni_python.proto.histogram import Histogram
+
+SWITCH = "OMNI_METRICS"
+"""The environment variable that is 0 for a server without metrics."""
 
 PERIOD = 0.25
 """Seconds between two updates of what is held now. Each write is a call to Triton (about 20 us): some come later."""
@@ -45,17 +49,16 @@ class MetricsWriter:
         self._thread = threading.Thread(target=self._run, name="omni-metrics", daemon=True)
 
     def start(self) -> None:
-        """Nothing is written to a server that was told to have no metrics."""
-        try:
-            for family in FAMILIES:
-                counts = family.kind is not Kind.GAUGE
-                kind = pb_utils.MetricFamily.COUNTER if counts else pb_utils.MetricFamily.GAUGE
-                for name in family.series:
-                    made = pb_utils.MetricFamily(name=name, description=family.help, kind=kind)
-                    self._families[name] = made, counts
-        except pb_utils.TritonModelException as error:
-            log.warning("no metrics: %s", error)
+        """Nothing is written where the environment says so (`SWITCH`): what Triton was told, `--allow-metrics=false`,
+        models cannot know, and it takes their metrics then as well."""
+        if os.environ.get(SWITCH) == "0":
             return
+        for family in FAMILIES:
+            counts = family.kind is not Kind.GAUGE
+            kind = pb_utils.MetricFamily.COUNTER if counts else pb_utils.MetricFamily.GAUGE
+            for name in family.series:
+                made = pb_utils.MetricFamily(name=name, description=family.help, kind=kind)
+                self._families[name] = made, counts
         self._thread.start()
 
     def stop(self) -> None:
