@@ -74,8 +74,8 @@ class Orchestrator:
                 self._tell_trace(sender, trace_id.as_numpy())
                 continue
             try:
-                self._coordinator.check_room()
-                if sender.is_cancelled():  # its deadline may have passed in Triton's own queue
+                # Under load its deadline may have passed in Triton's own queue. To ask is slow, and else done later.
+                if not self._coordinator.check_room() and sender.is_cancelled():
                     raise Cancelled("the client had left before the request was read")
                 tensors = {name: tensor.as_numpy() for name, tensor in inputs.items()}
                 parsed = parse_request(tensors, json.loads(request.parameters() or "{}"))

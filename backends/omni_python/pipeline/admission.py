@@ -52,6 +52,11 @@ class Admission(Generic[T]):
     def waiting(self) -> int:
         return len(self._waiting)
 
+    @property
+    def is_full(self) -> bool:
+        """Whether one more would have to wait."""
+        return len(self._running) >= self._max_in_flight
+
     def close(self, why: str) -> None:
         """Refuse everything from now on."""
         self._closed = why
@@ -60,7 +65,7 @@ class Admission(Generic[T]):
         """Raises `Unavailable`, with the current numbers, where no request would be admitted."""
         if self._closed:
             raise Unavailable(self._closed)
-        if len(self._running) >= self._max_in_flight and len(self._waiting) >= self._max_queued:
+        if self.is_full and len(self._waiting) >= self._max_queued:
             raise Unavailable(
                 f"{len(self._running)} requests are in flight and {len(self._waiting)} are waiting; this pipeline's "
                 f"limits are {self._max_in_flight} and {self._max_queued}; try again later"
@@ -71,7 +76,7 @@ class Admission(Generic[T]):
         it. Raises `Unavailable` as `check` does, and where the request would come too late."""
         self.check()
         self._check_pace(seconds)
-        if len(self._running) < self._max_in_flight:
+        if not self.is_full:
             self._running.add(request_id)
             return True
         self._waiting[request_id] = request
@@ -85,7 +90,7 @@ class Admission(Generic[T]):
             self._pace.count(late)
         self._running.discard(request_id)
         self._waiting.pop(request_id, None)
-        while self._waiting and len(self._running) < self._max_in_flight:
+        while self._waiting and not self.is_full:
             first = next(iter(self._waiting))
             self._running.add(first)
             yield self._waiting.pop(first)

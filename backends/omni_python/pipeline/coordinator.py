@@ -187,9 +187,11 @@ class Coordinator:
         """How many requests each replica of each process works on now."""
         return self._registry.loads()
 
-    def check_room(self) -> None:
-        """Raises `Unavailable` where `submit` would: before work is put into a request that cannot be taken."""
+    def check_room(self) -> bool:
+        """Whether a request could start at once. Raises `Unavailable` where `submit` would: before work is put into one
+        that cannot be taken."""
         self._admission.check()
+        return not self._admission.is_full
 
     def submit(
         self,
