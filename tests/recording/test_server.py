@@ -102,6 +102,18 @@ def test_the_talkers_recording_gives_the_same_codes_in_a_new_process(
     assert np.array_equal(codes, codes_again)
 
 
+def test_a_request_that_fails_is_recorded_and_fails_again(
+    tiny_server: TritonServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "bug.omnirec"
+    server = ["--url", tiny_server.grpc_url]
+    assert main(["record", "preprocessing", "Hello.", *server, "--temperature", "-1", "--out", str(file)]) == 0
+    assert "the request failed: sampling_parameters" in capsys.readouterr().err
+    [output] = decode_recording(file.read_bytes()).outputs
+    assert output.error is not None and "temperature" in output.error.message
+    assert main(["replay", str(file), *server]) == 0
+
+
 def test_what_differs_is_told(
     tiny_server: TritonServer, files: dict[str, bytes], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

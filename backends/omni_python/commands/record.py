@@ -19,6 +19,7 @@ from omni_python.commands.asking import (
     with_question,
 )
 from omni_python.commands.help import HelpFormatter
+from omni_python.proto.recording import DRAFT
 
 if TYPE_CHECKING:
     from omni_python.client import Event, OmniClient, RequestOptions
@@ -107,7 +108,9 @@ def _fetch(source: Path, stage: str, out: Path) -> int:
     end = time.monotonic() + PATIENCE
     while not source.exists():
         if time.monotonic() > end:
-            print(f"omni record: {source} is not there: the request did not reach stage {stage}", file=sys.stderr)
+            draft = source.with_name(source.name + DRAFT)
+            why = f"its process has left {draft}" if draft.exists() else "the request did not reach it"
+            print(f"omni record: stage {stage} has not ended the recording: {why}", file=sys.stderr)
             return 1
         time.sleep(0.05)
     shutil.copyfile(source, out)

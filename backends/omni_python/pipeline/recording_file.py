@@ -10,13 +10,10 @@ import threading
 from pathlib import Path
 from typing import BinaryIO
 
-from omni_python.proto.recording import MAGIC, MAX_BYTES, MAX_FRAMES, End, Header, Input, Output, encode_frame
+from omni_python.proto.recording import DRAFT, MAGIC, MAX_BYTES, MAX_FRAMES, End, Header, Input, Output, encode_frame
 
 MAX_PENDING = 512 << 20
 """Bytes that may wait for the disk in one process; recordings beyond are given up."""
-
-DRAFT = ".part"
-"""Ends the name of a file that is being written. One that stays is of a process that was killed: it lacks its end."""
 
 log = logging.getLogger(__name__)
 

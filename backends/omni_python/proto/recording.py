@@ -32,6 +32,9 @@ MAX_FRAMES = 100_000
 
 SUFFIX = ".omnirec"
 
+DRAFT = ".part"
+"""Ends the name of a file that is being written. One that stays is of a process that was killed: it lacks its end."""
+
 _FRAME = struct.Struct("<II")
 
 RECORD_DIRECTORY = "OMNI_RECORD_DIR"
