@@ -18,7 +18,7 @@ from omni_python.proto.trace import CLIENT, ORCHESTRATOR, Trace
 from omni_python.proto.trace_context import TraceWish
 from omni_python.scheduling.work_trace import WorkTrace
 
-PATIENCE = 0.2
+PATIENCE = 1.0
 """Seconds for which the last response waits for stages that have not told yet, where the client wants the trace. They
 tell as soon as they are done: it is milliseconds, unless a process died."""
 

@@ -55,7 +55,8 @@ class TraceStore:
 
     def add(self, message: TraceMessage) -> None:
         """A process tells of its part, be the request over or not."""
-        trace = self._running.get(message.request_id) or self._ended.get(message.request_id)
+        with self._lock:
+            trace = self._running.get(message.request_id) or self._ended.get(message.request_id)
         if trace is not None:
             trace.add(message)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping
 
 from omni_python.pipeline.stage import Stage
@@ -20,6 +21,7 @@ class ProcessTraces:
         self.requests: dict[str, dict[str, WorkTrace]] = {}
         self._stages = stages
         self._report = report
+        self._lock = threading.Lock()
 
     def open(self, request_id: str) -> None:
         """A message of a traced request came; to be called while `Routes.arriving` keeps the request."""
@@ -27,14 +29,14 @@ class ProcessTraces:
 
     def arrived(self, request_id: str, source: str, target: str, stream: bool) -> None:
         """A payload is about to be given to a stage of the process."""
-        traces = self.requests.get(request_id)
-        stage = self._stages.get(target)
-        if traces is None or stage is None or stage.is_over(request_id):
-            return
-        trace = traces.get(target)
-        if trace is None:
-            trace = traces.setdefault(target, WorkTrace(target))
-            stage.scheduler.traces[request_id] = trace
+        with self._lock:
+            traces = self.requests.get(request_id)
+            stage = self._stages.get(target)
+            if traces is None or stage is None or stage.is_over(request_id):
+                return
+            trace = traces.get(target)
+            if trace is None:
+                trace = traces[target] = stage.scheduler.traces[request_id] = WorkTrace(target)
         trace.arrived(source, stream)
 
     def sent(self, request_id: str, source: str, target: str, stream: bool) -> None:
@@ -51,15 +53,18 @@ class ProcessTraces:
 
     def closed(self, request_id: str) -> None:
         """A stage is done with the request: one of those for which it is over."""
-        for stage, trace in self.requests.get(request_id, {}).items():
+        with self._lock:
+            traces = dict(self.requests.get(request_id, {}))
+        for stage, trace in traces.items():
             if self._stages[stage].is_over(request_id):
                 trace.done()
 
     def close(self, request_id: str) -> None:
         """The process is done with the request, for now."""
-        traces = self.requests.pop(request_id, None)
-        for stage in traces or ():
-            self._stages[stage].scheduler.traces.pop(request_id, None)
+        with self._lock:
+            traces = self.requests.pop(request_id, None)
+            for stage in traces or ():
+                self._stages[stage].scheduler.traces.pop(request_id, None)
         if traces:
             for trace in traces.values():
                 trace.done()
