@@ -96,6 +96,26 @@ def test_streamed_audio_equals_one_call(
     assert scheduler.stats() == {"running": 0}
 
 
+@pytest.mark.parametrize("context", [1, 25])
+def test_windows_that_fade_into_each_other_give_as_many_samples(
+    vocoder: Code2Wav, run: list[Code2WavScheduler], context: int
+) -> None:
+    """With enough context both windows say the same of what fades, so nothing changes in it either."""
+    scheduler = Code2WavScheduler(
+        vocoder, chunk_frames=4, first_chunk_frames=1, left_context=context, crossfade_samples=600
+    )
+    run.append(scheduler)
+    codes = random_frames(15, seed=3)
+    for message in messages("a", codes, stream=True):
+        scheduler.inbox.put(message)
+    scheduler.start()
+    audio = np.concatenate([piece.samples for piece in outputs(scheduler, 1)["a"]])
+    expected = one_call(codes)
+    assert audio.shape == expected.shape
+    if context == 25:
+        np.testing.assert_allclose(audio, expected, atol=1e-4)
+
+
 def test_the_first_window_may_be_smaller(vocoder: Code2Wav, run: list[Code2WavScheduler]) -> None:
     scheduler = Code2WavScheduler(vocoder, chunk_frames=8, first_chunk_frames=2)
     run.append(scheduler)

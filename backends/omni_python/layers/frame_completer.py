@@ -35,9 +35,22 @@ class FrameCompleter(nn.Module, abc.ABC):
         """The logits [B, V] of a group after the first, of the decoder's normed output [B, H]."""
 
     @abc.abstractmethod
+    def no_sampling(self, rows: int) -> tuple[torch.Tensor, ...]:
+        """`sampling` of `rows` rows that are not there: zeros, on the model's device."""
+
+    @abc.abstractmethod
     def choose(self, group: int, logits: torch.Tensor, sampling: tuple[torch.Tensor, ...]) -> torch.Tensor:
         """Each row's code [B] of a group, by float32 `logits` [B, V]. Captured on a GPU, so nothing is looked at on the
         host; rows that pad a batch have zeros in `sampling`."""
+
+    def prepare(self, max_rows: int) -> None:
+        """Capture, on a GPU, what `forward` does for each number of rows up to `max_rows`."""
+        weight = self.model.norm.weight
+        rows = 1
+        while weight.is_cuda and rows < 2 * max_rows:
+            zeros = weight.new_zeros(rows, len(weight))
+            self(zeros, zeros, *self.no_sampling(rows))
+            rows *= 2
 
     def forward(
         self, hidden: torch.Tensor, first: torch.Tensor, *sampling: torch.Tensor

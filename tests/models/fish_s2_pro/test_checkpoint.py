@@ -25,6 +25,7 @@ from omni_python.models.fish_s2_pro.codec_checkpoint import (
 )
 from omni_python.models.fish_s2_pro.dual_ar import load_dual_ar
 from omni_python.models.loading.checkpoint import CheckpointError
+from tests.models.fish_s2_pro.published import published_config
 
 HEADERS_SHA256 = "7080b1c9b5d5e95589a1efa18db19616170d7e35664e2e4e7f744bbf7180adad"
 """Of "name|BF16|shape" of every tensor of fishaudio/s2-pro at 1de9996b, sorted, as voicehub records it; with their
@@ -32,42 +33,6 @@ number and that of their parameters."""
 TENSORS, PARAMETERS = 358, 4_561_852_416
 CODEC_TENSORS, CODEC_PARAMETERS = 535, 391_430_530
 """Of codec.pth, without buffers, by voicehub; 60 and 20 weights have a norm, of the newer and older kind."""
-
-
-def published_config() -> dict[str, Any]:
-    """The fields of the published config.json that tell sizes."""
-    common = {
-        "dim": 2560,
-        "head_dim": 128,
-        "intermediate_size": 9728,
-        "n_head": 32,
-        "n_local_heads": 8,
-        "norm_eps": 1e-6,
-        "rope_base": 1000000,
-    }
-    return {
-        "model_type": "fish_qwen3_omni",
-        "eos_token_id": 151645,
-        "semantic_start_token_id": 151678,
-        "semantic_end_token_id": 155773,
-        "text_config": {
-            **common,
-            "attention_qk_norm": True,
-            "max_seq_len": 32768,
-            "n_layer": 36,
-            "tie_word_embeddings": True,
-            "vocab_size": 155776,
-        },
-        "audio_decoder_config": {
-            **common,
-            "attention_qk_norm": False,
-            "max_seq_len": 11,
-            "n_layer": 4,
-            "num_codebooks": 10,
-            "tie_word_embeddings": False,
-            "vocab_size": 4096,
-        },
-    }
 
 
 def published_codec() -> tiny.Shapes:

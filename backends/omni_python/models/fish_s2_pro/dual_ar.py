@@ -41,6 +41,10 @@ class CodebookHead(FrameCompleter):
         logits: torch.Tensor = self.output(hidden)
         return logits
 
+    def no_sampling(self, rows: int) -> tuple[torch.Tensor, ...]:
+        zeros = torch.zeros(rows, device=self.output.weight.device)
+        return zeros, zeros, zeros.long(), zeros[:, None].expand(-1, self.groups - 1)
+
     def choose(self, group: int, logits: torch.Tensor, sampling: tuple[torch.Tensor, ...]) -> torch.Tensor:
         temperature, top_p, top_k, uniforms = sampling
         scaled = logits / temperature.clamp(min=_LEAST)[:, None]

@@ -73,12 +73,20 @@ class SpeechModelRunner(FeedbackARModelRunner[SpeechRequest]):
     """Frames go to `target`, `frames_per_chunk` at a time. T sampled tokens give T - 1 frames: the last one, the end
     or the one that reaches max_tokens, is not completed."""
 
-    def __init__(self, model: DualAR, target: str = "vocoder", frames_per_chunk: int = 5) -> None:
+    def __init__(
+        self, model: DualAR, target: str = "vocoder", frames_per_chunk: int = 5, max_running: int = 32
+    ) -> None:
         super().__init__(model.trunk, model.speak, FrameFeedback(model))
+        self._codebook_head = model.head
+        self._max_running = max_running
         self._target = target
         self._frames_per_chunk = frames_per_chunk
         self._end = model.config.codes
         self._device = model.speak.weight.device
+
+    def allocate(self, num_pages: int) -> None:
+        super().allocate(num_pages)
+        self._codebook_head.prepare(self._max_running)
 
     def open(self, message: IncomingMessage) -> SpeechRequest | None:
         prompt = message.data

@@ -1,4 +1,4 @@
-"""Stage factories. Without `gpu_id` they run on the CPU in float32, else in bfloat16, the encoder in float32."""
+"""Stage factories. Without `gpu_id` they run on the CPU, in float32."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def create_tts_engine(
     model = load_dual_ar(model_path, config, torch_dtype, device, load_format)
     needs = KVNeeds("tts_engine", config.trunk, torch_dtype, config.context, max_running, prefill_tokens, 65536)
     tokens = needs.tokens(kv_tokens, memory, memory.held() if memory else 0)
-    runner = SpeechModelRunner(model, vocoder_stage, frames_per_chunk)
+    runner = SpeechModelRunner(model, vocoder_stage, frames_per_chunk, max_running)
     scheduler = TorchScheduler(runner, max_running, tokens, prefill_tokens, name="tts_engine")
     if gpu_id is not None:
         scheduler.stream = torch.cuda.Stream(device, priority=-1)
@@ -83,10 +83,12 @@ def create_vocoder(
     crossfade_samples: int = 0,
     max_batch: int = 8,
     load_format: LoadFormat = "auto",
-    dtype: Dtype = "auto",
+    dtype: Dtype = "float32",
 ) -> Code2WavScheduler:
-    """SpeechFrames -> speech. `left_context` None takes as much as a sample depends on, so windows join without a seam.
-    Less is cheaper where speeches are long; `left_context` 20 with `crossfade_samples` 512 is what SGLang-Omni takes.
+    """SpeechFrames -> speech, on a GPU too in float32, as SGLang-Omni does.
+
+    `left_context` None takes as much as a sample depends on, so windows join without a seam. Less is cheaper where
+    speeches are long; 20 with `crossfade_samples` 512 is what SGLang-Omni takes.
     """
     torch_dtype, device = placement(gpu_id, dtype)
     vocoder = S2Vocoder(load_decoder(model_path, torch_dtype, device, load_format))

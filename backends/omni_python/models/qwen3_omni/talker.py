@@ -81,20 +81,15 @@ class CodePredictor(FrameCompleter):
         logits: torch.Tensor = self.lm_head[group - 1](hidden)
         return logits
 
+    def no_sampling(self, rows: int) -> tuple[torch.Tensor, ...]:
+        device = self.model.norm.weight.device
+        sampled = torch.zeros(rows, dtype=torch.bool, device=device)
+        return sampled, torch.zeros(rows, self.groups - 1, device=device)
+
     def choose(self, group: int, logits: torch.Tensor, sampling: tuple[torch.Tensor, ...]) -> torch.Tensor:
         sampled, uniforms = sampling
         drawn = draw(logits, RESIDUAL_TOP_K, RESIDUAL_TOP_P, uniforms[:, group - 1])
         return torch.where(sampled, drawn, logits.argmax(dim=-1))
-
-    def prepare(self, max_rows: int) -> None:
-        """Capture, on a GPU, what `forward` does for each number of rows up to `max_rows`."""
-        weight = self.model.norm.weight
-        rows = 1
-        while weight.is_cuda and rows < 2 * max_rows:
-            zeros = weight.new_zeros(rows, len(weight))
-            sampled = torch.zeros(rows, dtype=torch.bool, device=weight.device)
-            self(zeros, zeros, sampled, torch.zeros(rows, self.groups - 1, device=weight.device))
-            rows *= 2
 
     def _complete(
         self, hidden: torch.Tensor, first: torch.Tensor, *sampling: torch.Tensor
