@@ -110,8 +110,8 @@ AUDIO = _counter("omni_audio_seconds_total", "Duration of the speech sent, by th
 # -- its stages
 
 STAGE_REQUESTS = _counter("omni_stage_requests_total", "Requests that reached a stage", "stage", "replica")
-QUEUE_DEPTH = _held("omni_stage_queue_depth", "Requests that wait in a stage for its scheduler", "stage", "replica")
-RUNNING = _held("omni_stage_running", "Requests with which a stage's scheduler has begun", "stage", "replica")
+QUEUE_DEPTH = _gauge("omni_stage_queue_depth", "Requests that wait in a stage for its scheduler", "stage", "replica")
+RUNNING = _gauge("omni_stage_running", "Requests with which a stage's scheduler has begun", "stage", "replica")
 WAIT = _histogram(
     "omni_stage_wait_seconds", "From a stage's first input to the begin of its computation", "stage", "replica"
 )
@@ -128,7 +128,7 @@ HELD = _held(
     "replica",
     "what",
 )
-KV_USED = _held("omni_kv_tokens_in_use", "Tokens of KV cache that requests hold", "stage", "replica")
+KV_USED = _gauge("omni_kv_tokens_in_use", "Tokens of KV cache that requests hold", "stage", "replica")
 KV_CAPACITY = _gauge("omni_kv_tokens_capacity", "Tokens of KV cache that a stage has", "stage", "replica")
 PREFIX_QUERIES = _counter(
     "omni_prefix_cache_queries_total",

@@ -23,7 +23,8 @@ CHANGE_PERIODS = 4
 """Updates between two at which gauges are written that only change; that they fill or fall to 0 is written at once."""
 
 TOTALS_PERIODS = 8
-"""Updates between two of the totals, which are many: each bucket of a histogram is a series."""
+"""Updates between two of the totals, which are many (each bucket of a histogram is a series), and of what changes with
+every request."""
 
 log = logging.getLogger(__name__)
 

@@ -19,18 +19,14 @@ def held_by_process(process: StageProcess) -> Iterator[Sample]:
     for stage in process.stages.values():
         labels = (stage.spec.name, replica)
         yield names.STAGE_REQUESTS(stage.accepted, *labels)
-        yield names.QUEUE_DEPTH(stage.counts.waiting, *labels)
-        yield names.RUNNING(stage.counts.running, *labels)
         for what, count in stage.stats().items():
             yield names.HELD(count, *labels, what)
-        if (kv := stage.scheduler.kv_use()) is not None:
-            yield names.KV_USED(kv.used, *labels)
     for reader, slots in process.relay_slots_by_reader().items():
         yield names.SLOTS(slots, process.process, replica, reader)
 
 
 def totals_of_process(process: StageProcess, memory: GpuMemory | None) -> Iterator[Sample]:
-    """What its stages have done, what went out of them, and what its GPU has for them."""
+    """What its stages do and have done, what went out of them, and what its GPU has for them."""
     replica = str(process.replica)
     for stage in process.stages.values():
         yield from _totals_of_stage(stage, replica)
@@ -49,6 +45,8 @@ def totals_of_process(process: StageProcess, memory: GpuMemory | None) -> Iterat
 def _totals_of_stage(stage: Stage, replica: str) -> Iterator[Sample]:
     labels = (stage.spec.name, replica)
     counts, scheduler = stage.counts, stage.scheduler
+    yield names.QUEUE_DEPTH(counts.waiting, *labels)
+    yield names.RUNNING(counts.running, *labels)
     yield names.WAIT(counts.wait, *labels)
     yield names.RUN(counts.run, *labels)
     yield names.BATCH(scheduler.batch_sizes, *labels)
@@ -56,6 +54,7 @@ def _totals_of_stage(stage: Stage, replica: str) -> Iterator[Sample]:
     for code in (ErrorCode.INTERNAL, *counts.errors):
         yield names.ERRORS(counts.errors[code], *labels, code.name)
     if (kv := scheduler.kv_use()) is not None:
+        yield names.KV_USED(kv.used, *labels)
         yield names.KV_CAPACITY(kv.capacity, *labels)
         yield names.PREFIX_QUERIES(kv.queries, *labels)
         yield names.PREFIX_HITS(kv.hits, *labels)
