@@ -296,14 +296,16 @@ def main() -> None:
         parser.error(f"--only: {unknown[0]} is not among {', '.join(PARTS)}")
     our_rounds: list[list[Row]] = []
     peer_rounds: list[list[Row]] = []
-    for _ in range(args.rounds):
-        our_rounds.append([told("ours", row) for row in ours(parts)])
-        if args.peer:
-            peer_rounds.append([told("peer", row) for row in peers(args.peer)])
-    if our_rounds:
-        print_table(our_rounds, peer_rounds)
-    if args.json:
-        args.json.write_text(json.dumps({"ours": our_rounds, "peer": peer_rounds}, indent=1))
+    try:
+        for _ in range(args.rounds):
+            our_rounds.append([told("ours", row) for row in ours(parts)])
+            if args.peer:
+                peer_rounds.append([told("peer", row) for row in peers(args.peer)])
+    finally:  # also after Ctrl-C, with the rounds until then
+        if our_rounds:
+            print_table(our_rounds, peer_rounds)
+        if args.json:
+            args.json.write_text(json.dumps({"ours": our_rounds, "peer": peer_rounds}, indent=1))
     if args.profile:
         profile(parts, args.profile)
 

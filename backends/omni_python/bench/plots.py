@@ -31,7 +31,7 @@ def save_plots(summaries: Sequence[Summary], folder: Path, title: str) -> list[P
 
 def figure(summaries: Sequence[Summary], title: str) -> Figure:
     """Latencies, gaps, throughput, real-time factor, silence and costs against the load."""
-    with matplotlib.rc_context({"font.size": 9, "axes.grid": True, "grid.alpha": 0.3}):
+    with matplotlib.rc_context({"font.size": 9, "axes.grid": True, "grid.alpha": 0.3, "axes.axisbelow": True}):
         drawn = Figure(figsize=(13, 6.6), layout="constrained")
         axes = drawn.subplots(2, 3)
         drawn.suptitle(title)
@@ -103,7 +103,7 @@ def _silence(axes: Axes, summaries: Sequence[Summary]) -> None:
     right.set_ylim(0, 105)
     right.grid(False)
     lines = [*axes.get_lines(), *right.get_lines()]
-    axes.legend(lines, [str(line.get_label()) for line in lines], fontsize=8, loc="center right")
+    axes.legend(lines, [str(line.get_label()) for line in lines], fontsize=8, loc="center left")
 
 
 def _costs(axes: Axes, summaries: Sequence[Summary]) -> None:

@@ -15,15 +15,15 @@ _ABSENT = "-"
 _WAITING: tuple[tuple[str, Callable[[Summary], Spread | None], float], ...] = (
     ("first text, ms", lambda one: one.ttft, 1e3),
     ("first audio, ms", lambda one: one.ttfa, 1e3),
-    ("between pieces, ms", lambda one: one.gap, 1e3),
-    ("whole answer, ms", lambda one: one.total, 1e3),
+    ("between, ms", lambda one: one.gap, 1e3),
+    ("whole, ms", lambda one: one.total, 1e3),
     ("real-time factor", lambda one: one.rtf, 1.0),
     ("silence, ms", lambda one: one.underrun, 1e3),
     ("sent late, ms", lambda one: one.sent_late, 1e3),
 )
 _SERVING: tuple[tuple[str, Callable[[Summary], float | None]], ...] = (
     ("continuity, %", lambda one: None if one.continuity is None else one.continuity * 100),
-    ("unbroken answers, %", lambda one: None if one.unbroken is None else one.unbroken * 100),
+    ("unbroken, %", lambda one: None if one.unbroken is None else one.unbroken * 100),
     ("answered/s", lambda one: one.requests_per_s),
     ("good/s", lambda one: one.goodput_per_s),
     ("text tokens/s", lambda one: one.text_tokens_per_s or None),
@@ -50,9 +50,9 @@ def print_tables(summaries: Sequence[Summary], console: Console) -> None:
 
 def _table(summaries: Sequence[Summary]) -> Table:
     """Figures down, loads across; figures that no load has are left out."""
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    table.add_column("requests at once" if summaries[0].closed else "requests that come a second")
-    table.add_column("")
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 0, 0, 1))
+    table.add_column("requests at once" if summaries[0].closed else "requests/s asked", no_wrap=True)
+    table.add_column("", no_wrap=True)
     for one in summaries:
         table.add_column(f"{one.level:g}", justify="right")
     for name, of, factor in _WAITING:
@@ -67,11 +67,11 @@ def _table(summaries: Sequence[Summary]) -> Table:
             table.add_row(name, "", *map(_number, values))
     table.add_section()
     for name in dict.fromkeys(name for one in summaries for name in one.cpu_ms):
-        table.add_row(name, "CPU ms a request", *(_number(one.cpu_ms.get(name)) for one in summaries), style="dim")
+        table.add_row(name, "CPU ms/req", *(_number(one.cpu_ms.get(name)) for one in summaries), style="dim")
     if any(one.cpu_ms for one in summaries):
-        table.add_row("the whole server", "CPU ms a request", *(_number(sum(one.cpu_ms.values())) for one in summaries))
+        table.add_row("whole server", "CPU ms/req", *(_number(sum(one.cpu_ms.values())) for one in summaries))
     if any(one.gpu_ms is not None for one in summaries):
-        table.add_row("GPUs", "busy ms a request", *(_number(one.gpu_ms) for one in summaries))
+        table.add_row("GPUs", "busy ms/req", *(_number(one.gpu_ms) for one in summaries))
     table.add_row("load generator", "CPU cores", *(f"{one.generator_cores:.2f}" for one in summaries))
     return table
 
