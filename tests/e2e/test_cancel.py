@@ -82,10 +82,15 @@ def test_http_disconnect(server: TritonServer, chunks: int) -> None:
 
 
 def test_two_hundred_random_cancellations_leave_nothing(server: TritonServer, client: OmniClient) -> None:
+    cancel_at_random(server, client, 50)
+
+
+def cancel_at_random(server: TritonServer, client: OmniClient, rounds: int) -> None:
+    """Four requests at once a round."""
     rng = random.Random()
     metrics.wait_empty(server, PIPELINE)
     before = aborted(server)
-    for _ in range(50):
+    for _ in range(rounds):
         streams = []
         for _ in range(4):
             sampling = {**LONG, "temperature": rng.choice((0.0, 1.0))}
@@ -96,5 +101,5 @@ def test_two_hundred_random_cancellations_leave_nothing(server: TritonServer, cl
         for events in streams:
             events.close()
     metrics.wait_empty(server, PIPELINE)
-    wait_aborted(server, before + 200)
+    wait_aborted(server, before + 4 * rounds)
     assert client.chat("Still there?", sampling={"max_tokens": 3}).text
