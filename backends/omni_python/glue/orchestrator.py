@@ -11,8 +11,6 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from omni_python.config.topology import resolve_topology
 from omni_python.glue.bls import call_stage
 from omni_python.glue.context import ModelContext
@@ -71,7 +69,8 @@ class Orchestrator:
                 self._describe(sender, bool(describe.as_numpy().all()))
                 continue
             if (trace_id := inputs.get("trace_id")) is not None:
-                self._tell_trace(sender, trace_id.as_numpy())
+                name = b"".join(trace_id.as_numpy().flat).decode(errors="replace")
+                threading.Thread(target=self._tell_trace, args=(sender, name), name="omni-trace", daemon=True).start()
                 continue
             try:
                 # Under load its deadline may have passed in Triton's own queue. To ask is slow, and else done later.
@@ -104,9 +103,9 @@ class Orchestrator:
             return []
         return [str(recording_path(self._record_directory, record.name, stage)) for stage in record.stages]
 
-    def _tell_trace(self, sender: Any, trace_id: np.ndarray) -> None:
+    def _tell_trace(self, sender: Any, name: str) -> None:
         try:
-            send_trace(sender, self._coordinator.traces.find(trace_id.flat[0].decode(errors="replace")))
+            send_trace(sender, self._coordinator.traces.find(name))
         except Exception as error:
             send_error(sender, OmniError.of(error))
 

@@ -10,7 +10,6 @@ import logging
 import queue
 import secrets
 import threading
-import time
 from collections.abc import Iterator
 
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
@@ -27,9 +26,6 @@ from omni_python.proto.trace import ORCHESTRATOR, Trace
 
 MAX_WAITING = 256
 """Traces that wait to be sent; beyond, they are not sent."""
-
-SETTLED = 1.0
-"""Seconds after the end of a request, after which its trace is sent even where a stage has not told of its part."""
 
 STOP_TIMEOUT = 2.0
 
@@ -71,9 +67,8 @@ class OtlpExporter:
 
     def _run(self) -> None:
         while (trace := self._waiting.get()) is not None:
-            trace.complete.wait(max(0.0, trace.ended + SETTLED - time.monotonic()))
             try:
-                result = self._exporter.export(list(spans(trace.trace(), self._resource)))
+                result = self._exporter.export(list(spans(trace.settled(), self._resource)))
                 if result is not SpanExportResult.SUCCESS:
                     self._lose(1, "the collector did not take it")
             except Exception as error:

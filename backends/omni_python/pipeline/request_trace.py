@@ -19,8 +19,8 @@ from omni_python.proto.trace_context import TraceWish
 from omni_python.scheduling.work_trace import WorkTrace
 
 PATIENCE = 1.0
-"""Seconds for which the last response waits for stages that have not told yet, where the client wants the trace. They
-tell as soon as they are done: it is milliseconds, unless a process died."""
+"""Seconds after the end for which whoever wants the trace waits for stages that have not told yet. They tell as soon as
+they are done: it is milliseconds, unless a process died."""
 
 
 class RequestTrace:
@@ -74,6 +74,11 @@ class RequestTrace:
         self._state, self._error = state, str(error or "")
         self.ended = time.monotonic()
 
+    def settled(self) -> Trace:
+        """The trace of a request that has ended; waits for stages that have not told yet, where that can be soon."""
+        self.complete.wait(max(0.0, self.ended + PATIENCE - time.monotonic()))
+        return self.trace()
+
     def trace(self) -> Trace:
         """What is known of a request that has ended."""
         with self._lock:
@@ -97,7 +102,8 @@ class RequestTrace:
 
 
 class TracedSink:
-    """A request's way back to its client, with notes of what goes it. `on_end` is called after the last response."""
+    """A request's way back to its client, with notes of what goes along it. `on_end` is called when the last response
+    is made, and before it is sent: the client may then ask for the trace."""
 
     def __init__(
         self, inner: ResponseSink, trace: RequestTrace, stream: bool, on_end: Callable[[RequestTrace], None]
@@ -118,22 +124,17 @@ class TracedSink:
     def finish(self, timings: Sequence[StageTiming], trace: Trace | None = None) -> None:
         self._trace.work.sent(CLIENT, stream=False)
         self._trace.end("completed")
-        try:
-            if self._trace.asked:
-                self._trace.complete.wait(PATIENCE)
-                self._inner.finish(timings, self._trace.trace())
-            else:
-                self._inner.finish(timings)
-        finally:
-            self._on_end(self._trace)
+        self._on_end(self._trace)
+        if self._trace.asked:
+            self._inner.finish(timings, self._trace.settled())
+        else:
+            self._inner.finish(timings)
 
     def fail(self, error: OmniError) -> None:
         self._trace.work.sent(CLIENT, stream=False)
         self._trace.end("aborted" if isinstance(error, Cancelled) else "failed", error)
-        try:
-            self._inner.fail(error)
-        finally:
-            self._on_end(self._trace)
+        self._on_end(self._trace)
+        self._inner.fail(error)
 
     def is_cancelled(self) -> bool:
         return self._inner.is_cancelled()

@@ -49,7 +49,7 @@ class TraceStore:
         return self._sample > 0 and random.random() < self._sample
 
     def begin(self, trace: RequestTrace) -> None:
-        """A traced request was admitted; `end` is called when its last response was sent."""
+        """A traced request was admitted; `end` is called when its last response is made."""
         with self._lock:
             self._running[trace.id] = trace
 
@@ -62,12 +62,12 @@ class TraceStore:
 
     def find(self, name: str) -> Trace:
         """The trace of a request that has ended, by its id or its W3C trace id (the newest of several); "" stands for
-        the newest of all. Raises `NotFound`."""
+        the newest of all. Waits for its parts if it ended just now. Raises `NotFound`."""
         with self._lock:
             ended = list(reversed(self._ended.values()))
         for trace in ended:
             if name in ("", trace.id, trace.trace_id):
-                return trace.trace()
+                return trace.settled()
         if not ended:
             raise NotFound("no request that was traced has ended yet; ask one with the parameter `trace`")
         newest = ", ".join(trace.id for trace in ended[:NAMED])
