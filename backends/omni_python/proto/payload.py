@@ -31,7 +31,11 @@ class Payload(msgspec.Struct, array_like=True):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        _TYPES[type_name(cls)] = cls
+        name = type_name(cls)
+        known = _TYPES.get(name)
+        if known is not None and known.__module__ != cls.__module__:
+            raise TypeError(f"two payloads would be {name!r} on the wire: {known.__module__} and {cls.__module__}")
+        _TYPES[name] = cls
 
 
 @cache
