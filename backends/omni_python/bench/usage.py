@@ -20,6 +20,7 @@ import pynvml
 PERIOD_S = 0.5
 GENERATOR = "load generator"
 _STUB = "triton_python_backend_stub"
+_ENDED = "?"
 
 
 class GpuUse(msgspec.Struct, frozen=True):
@@ -54,9 +55,10 @@ def _is_local(host: str) -> bool:
 
 
 def process_name(command: Sequence[str]) -> str:
-    """What a process is called in reports: a stub by its Triton model, others by their program."""
+    """What a process is called in reports: a stub by its Triton model, others by their program, which those that have
+    ended do not tell."""
     if not command:
-        return "?"
+        return _ENDED
     program = Path(command[0]).name
     if program == _STUB and len(command) > 1:
         return Path(command[1]).parent.parent.name  # <repository>/<model>/<version>/model.py
@@ -150,10 +152,11 @@ class UsageSampler:
                 self._look_at(process, names[process.pid])
 
     def _look_at(self, process: psutil.Process, name: str) -> None:
-        """Those that have ended keep what they used."""
+        """Those that have ended keep their name and what they used."""
         with contextlib.suppress(psutil.Error):
-            times = process.cpu_times()
-            self._seen[process.pid, process.create_time()] = name, times.user + times.system
+            times, key = process.cpu_times(), (process.pid, process.create_time())
+            known = self._seen.get(key, (name,))[0]
+            self._seen[key] = known if name == _ENDED else name, times.user + times.system
 
 
 def _gpus() -> list[tuple[int, str, object]]:
