@@ -53,7 +53,7 @@ def reached(server: TritonServer, pipeline: str, stage: str, count: int) -> list
 def trace(server: TritonServer, chunks: int) -> str:
     """The pair of replicas that made all chunks of a request."""
     with OmniClient(server.grpc_url, NOOP) as client:
-        words = client.chat("x", sampling={"chunks": chunks, "trace": True}).text.split()
+        words = client.chat("x", sampling={"chunks": chunks, "tell_makers": True}).text.split()
     [(pair, count)] = Counter(word for word in words if ">" in word).items()
     assert count == chunks
     return pair
