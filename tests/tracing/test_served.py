@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 from tritonclient.grpc import service_pb2_grpc
 
 from omni_python.cli import main
-from omni_python.client import NotFound, OmniClient, RequestFailed
+from omni_python.client import AsyncOmniClient, NotFound, OmniClient, RequestFailed, Trace
 from omni_python.client._protocol import infer_request
 from omni_python.config.compile import compile_pipeline
 from omni_python.config.declaration import TraceConfig
@@ -128,6 +129,22 @@ def test_a_request_that_says_nothing_is_traced_by_the_configured_chance(client: 
     assert trace.state == "completed" and not trace.parent_id
     [root] = [span for span in received.wait(trace.trace_id) if span.name == "noop_line"]
     assert root.parent_span_id == b""
+
+
+def test_every_client_asks_and_fetches(server: TritonServer) -> None:
+    with OmniClient(f"http://{server.http_url}", "noop_line") as client:
+        trace = client.chat("hello", trace=True).finished.trace
+        assert trace is not None and client.trace(trace.id) == trace
+        with pytest.raises(NotFound, match="there is no trace 'nothing'"):
+            client.trace("nothing")
+
+    async def fetch() -> Trace:
+        async with AsyncOmniClient(server.grpc_url, "noop_line") as client:
+            answer = await client.chat("hello", trace=True)
+            assert answer.finished.trace is not None
+            return await client.trace(answer.finished.trace.trace_id)
+
+    assert asyncio.run(fetch()).complete
 
 
 def test_omni_trace_draws_and_writes(
