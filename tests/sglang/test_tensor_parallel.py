@@ -119,6 +119,16 @@ def wait_for(look: Callable[[], list[T]]) -> list[T]:
     return found
 
 
+def test_a_follower_that_hangs_ends_its_stage(thinker: Child) -> None:
+    """Rank 0 would wait for it in a collective for ever. The last test of this process."""
+    rank_0 = psutil.Process(thinker.call(os.getpid))
+    [follower] = [found for found in rank_0.children() if found.cmdline()[:1] == ["thinker_tp1"]]
+    time.sleep(SIGN_PERIOD)
+    follower.suspend()
+    _, alive = psutil.wait_procs([rank_0, follower], timeout=SILENCE + 20)
+    assert not [left for left in alive if left.status() != psutil.STATUS_ZOMBIE]
+
+
 def test_what_cannot_run_on_ranks_is_refused() -> None:
     checkpoint = str(tiny_model.checkpoint())
     with pytest.raises(InvalidArgument, match='tp_size 2 needs engine "sglang"; engine "torch" runs in one process'):
@@ -230,14 +240,3 @@ def test_followers_die_with_rank_0() -> None:
         os.kill(pid, signal.SIGKILL)
         psutil.wait_procs([follower], timeout=10)
         assert not follower.is_running() or follower.status() == psutil.STATUS_ZOMBIE
-
-
-def test_a_follower_that_hangs_ends_its_stage() -> None:
-    """Rank 0 would wait for it in a collective for ever."""
-    with child.child(tiny_model.checkpoint(), "create_thinker", kv_tokens=400, tp_size=2) as process:
-        rank_0 = psutil.Process(process.call(os.getpid))
-        [follower] = [found for found in rank_0.children() if found.cmdline()[:1] == ["thinker_tp1"]]
-        time.sleep(SIGN_PERIOD)
-        follower.suspend()
-        _, alive = psutil.wait_procs([rank_0, follower], timeout=SILENCE + 20)
-        assert not [left for left in alive if left.status() != psutil.STATUS_ZOMBIE]
