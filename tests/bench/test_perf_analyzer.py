@@ -14,7 +14,7 @@ import pytest
 from omni_python.cli import main
 from omni_python.serve.triton_server import TritonServer
 
-REQUESTS = 6
+REQUESTS = 4
 
 pytestmark = pytest.mark.skipif(shutil.which("perf_analyzer") is None, reason="perf_analyzer is not on PATH")
 
@@ -29,7 +29,7 @@ def analyzed(server: TritonServer, model: str, data: Path, folder: Path) -> str:
     assert done.returncode == 0, done.stdout + done.stderr
     [experiment] = json.loads(export.read_text())["experiments"]
     assert len(experiment["requests"]) == REQUESTS
-    assert min(len(request["response_timestamps"]) for request in experiment["requests"]) > 2, "nothing was streamed"
+    assert min(len(request["response_timestamps"]) for request in experiment["requests"]) > 1, "no answer is complete"
     return done.stdout
 
 
@@ -38,13 +38,22 @@ def test_the_pipeline(tiny_server: TritonServer, repo_root: Path, tmp_path: Path
     assert re.search(r"Successful request count: [1-9]", shown)
 
 
-def test_a_stage(tiny_server: TritonServer, repo_root: Path, tmp_path: Path) -> None:
-    recording, data = tmp_path / "talker.omnirec", tmp_path / "stage.json"
+@pytest.mark.parametrize(
+    ("stage", "model"),
+    [
+        ("mm_aggregate", "qwen3_omni_front"),
+        ("thinker", "qwen3_omni_thinker"),
+        ("talker_ar", "qwen3_omni_speech"),
+        ("code2wav", "qwen3_omni_speech"),
+    ],
+)
+def test_a_stage(stage: str, model: str, tiny_server: TritonServer, repo_root: Path, tmp_path: Path) -> None:
+    recording, data = tmp_path / "stage.omnirec", tmp_path / "stage.json"
     sampling = '{"max_tokens": 4, "talker": {"max_tokens": 13}}'
     arguments = ["--url", tiny_server.grpc_url, "--sampling", sampling, "--out", str(recording)]
-    assert main(["record", "talker_ar", "Read this to me.", *arguments]) == 0
+    assert main(["record", stage, "Read this to me.", *arguments]) == 0
     script = repo_root / "scripts" / "perf_analyzer_input.py"
     data.write_bytes(
         subprocess.run([sys.executable, str(script), str(recording)], capture_output=True, check=True).stdout
     )
-    analyzed(tiny_server, "qwen3_omni_speech", data, tmp_path)
+    analyzed(tiny_server, model, data, tmp_path)
