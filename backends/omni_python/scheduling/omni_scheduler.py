@@ -72,6 +72,7 @@ class OmniScheduler(AutoregressiveScheduler[R]):
         self._max_running = config.max_running
         self._stepped: list[R] = []
         self._unmade: list[R] = []  # rows whose prompts could not be made in this step
+        self._prompted: set[str] = set()  # rows of this step with a piece of their prompt; kept while some are traced
         if ranks is None:
             self.engine = Engine(config, self)
         else:
@@ -120,6 +121,7 @@ class OmniScheduler(AutoregressiveScheduler[R]):
     def work(self) -> bool:
         self._enqueue()
         start = time.monotonic() if self.traces else 0.0
+        self._prompted.clear()
         try:
             worked = self.engine.step(self._is_ready if self._feedback else None)
         except Exception as error:
@@ -131,7 +133,7 @@ class OmniScheduler(AutoregressiveScheduler[R]):
             self.fail(name, Unavailable("this stage's KV cache has no room left for the request"))
         stepped, self._stepped = self._stepped, []
         if start:
-            self.note_step([row.request_id for row in stepped], start)
+            self.note_step(self._prompted.union(row.request_id for row in stepped), start)
         for row in stepped:
             if row.error is not None:
                 self.fail(row.request_id, row.error)
@@ -147,6 +149,8 @@ class OmniScheduler(AutoregressiveScheduler[R]):
 
     def prompt(self, name: str) -> PromptInput | None:
         job = self._jobs[name]
+        if self.traces:
+            self._prompted.add(name)
         if job.prompt is None:
             self.on_began(name)
         if job.prompt is None and job.row.error is None:
