@@ -174,23 +174,27 @@ class Carrier:
 
     def _views(self, sender: int, envelope: Envelope) -> tuple[np.ndarray, Any]:
         """The envelope's tensors on the host, and those on the GPU."""
-        if envelope.ref is None and envelope.device is None:
-            return np.frombuffer(envelope.inline, np.uint8), None
-        pending = list(envelope.refs)
-        views: dict[Ref, Any] = {}
+        device = None
+        if envelope.device is not None:
+            try:
+                device = self._view(sender, envelope.device)
+            except BaseException:
+                if envelope.ref is not None:
+                    self._decline(sender, envelope.ref)
+                raise
+        if envelope.ref is None:
+            return np.frombuffer(envelope.inline, np.uint8), device
+        return self._view(sender, envelope.ref), device
+
+    def _view(self, sender: int, ref: Ref) -> Any:
+        """What a slot holds; one that cannot be read is given back."""
         try:
-            while pending:
-                ref = pending[0]
-                views[ref] = self._relay(ref).get_view(sender, ref)
-                pending.pop(0)
+            return self._relay(ref).get_view(sender, ref)
         except Exception as error:
-            for ref in pending:
-                self._decline(sender, ref)
+            self._decline(sender, ref)
             if isinstance(error, OmniError):
                 raise
             raise TransferFailed(f"a payload could not be fetched: {error}") from error
-        buffer = np.frombuffer(envelope.inline, np.uint8) if envelope.ref is None else views[envelope.ref]
-        return buffer, None if envelope.device is None else views[envelope.device]
 
     def decline(self, sender: int, envelope: Envelope | None) -> None:
         """Give a payload's slots back unread."""
