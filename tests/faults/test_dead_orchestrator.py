@@ -19,8 +19,6 @@ from omni_python.models.noop.config import NoopLinePipelineConfig
 from omni_python.serve.orchestrators import Orchestrators
 from omni_python.serve.triton_server import ServerOptions, TritonServer
 
-pytestmark = pytest.mark.alone
-
 PIPELINE = "noop_line"
 LONG = {"delay": 60.0}
 

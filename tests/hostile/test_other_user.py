@@ -20,8 +20,6 @@ from omni_python.control.directory import find_server_directory
 from omni_python.models.noop.config import NoopLinePipelineConfig
 from omni_python.serve.triton_server import ServerOptions, TritonServer
 
-pytestmark = pytest.mark.alone
-
 NOBODY = 65534
 
 ATTEMPTS = """
