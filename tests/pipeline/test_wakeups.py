@@ -1,0 +1,92 @@
+"""What is shared out between threads so that few of them have to be woken."""
+
+from __future__ import annotations
+
+import queue
+import tempfile
+import threading
+import time
+from functools import partial
+from itertools import groupby
+from pathlib import Path
+
+import pytest
+
+from omni_python.models.noop.config import NoopLinePipelineConfig
+from omni_python.pipeline.answers import SENDS_A_TURN, AnswerThreads
+from omni_python.pipeline.coordinator import LOOKS
+from omni_python.pipeline.deadlines import DeadlineWatch
+from omni_python.proto.errors import Cancelled
+from tests.pipeline.harness import running
+
+
+def test_answers_keep_their_order_and_take_short_turns() -> None:
+    sent: list[tuple[str, int]] = []
+    begin, done = threading.Event(), threading.Semaphore(0)
+
+    def send(request_id: str, number: int) -> None:
+        begin.wait(10)
+        sent.append((request_id, number))
+        done.release()
+
+    threads = AnswerThreads(1)
+    threads.start()
+    for request_id in "abc":
+        for number in range(20):
+            threads.put(request_id, partial(send, request_id, number))
+    begin.set()
+    for _ in range(60):
+        assert done.acquire(timeout=10)
+    threads.stop()
+    for request_id in "abc":
+        assert [number for found, number in sent if found == request_id] == list(range(20))
+    turns = [(request_id, len(list(group))) for request_id, group in groupby(sent, key=lambda entry: entry[0])]
+    assert turns == [(request_id, SENDS_A_TURN) for request_id in "abc"] * (20 // SENDS_A_TURN)
+
+
+def test_a_send_that_fails_holds_up_nothing() -> None:
+    sent: queue.SimpleQueue[int] = queue.SimpleQueue()
+
+    def fail() -> None:
+        raise ValueError("cannot be sent")
+
+    threads = AnswerThreads(1)
+    threads.start()
+    threads.put("a", fail)
+    threads.put("a", lambda: sent.put(1))
+    assert sent.get(timeout=10) == 1
+    threads.stop()
+
+
+def test_a_deadline_before_all_others_is_kept() -> None:
+    expired: queue.SimpleQueue[tuple[str, str]] = queue.SimpleQueue()
+    watch = DeadlineWatch(lambda stage, request_id: expired.put((stage, request_id)))
+    watch.start()
+    try:
+        now = time.monotonic()
+        watch.add("a", "far", now + 60)
+        time.sleep(0.05)  # the thread now waits for that one
+        watch.add("a", "near", now + 0.2)
+        watch.add("a", "discarded", now + 0.1)
+        watch.discard("a", "discarded")
+        assert expired.get(timeout=10) == ("a", "near")
+        watch.add("b", "nearer", time.monotonic() + 0.05)
+        assert expired.get(timeout=10) == ("b", "nearer")
+        assert len(watch) == 1
+    finally:
+        watch.stop()
+
+
+def test_each_of_many_clients_is_looked_at() -> None:
+    with (
+        tempfile.TemporaryDirectory(prefix="omni-test-") as directory,
+        running(NoopLinePipelineConfig(), Path(directory)) as pipeline,
+    ):
+        sinks = [pipeline.submit(delay=0.5)[1] for _ in range(3 * LOOKS)]
+        for sink in sinks[1:]:
+            sink.cancelled = True
+        for sink in sinks[1:]:
+            with pytest.raises(Cancelled):
+                sink.wait()
+        sinks[0].wait()
+        pipeline.wait_empty()
