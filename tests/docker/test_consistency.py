@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from packaging.requirements import Requirement
 
+from omni_python.cli import main
 from omni_python.commands import serve
 from omni_python.commands.parser import create_parser
 from omni_python.glue import metric_names
@@ -222,6 +223,20 @@ def test_the_readme_names_every_file() -> None:
     text = (DOCKER / "README.md").read_text("utf-8")
     for file in [RUNTIME, CLAIM, COMPOSE, *SERVICES]:
         assert str(file.relative_to(DOCKER)) in text
+
+
+def test_the_readmes_commands_make_a_model_repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the place, below what is mounted, where the server looks for it; the checkpoint's place counts from there."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "models").mkdir()
+    blocks = re.findall(r"```sh\n(.*?)```", (DOCKER / "README.md").read_text("utf-8"), re.DOTALL)
+    for line in "".join(blocks).splitlines():
+        program, *arguments = shlex.split(line)
+        assert program == "omni"
+        assert main(arguments) == 0, line
+    assert Path(options(execution("CMD"))["model-repository"]).relative_to("/models") == Path("repository")
+    pipeline = document(tmp_path / "models" / "repository" / "qwen3_omni" / "1" / "pipeline.yaml")
+    assert pipeline["model_path"] == "../checkpoint"
 
 
 def _copied() -> list[tuple[str, str]]:
