@@ -47,7 +47,8 @@ def thinned(section: dict[str, Any], rng: random.Random) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("seed", [None, *random.sample(range(1000), 5)])
+# Names that are the same in each of pytest's processes.
+@pytest.mark.parametrize("seed", [None, *random.sample(range(1000), 5)], ids=["whole", *"abcde"])
 def test_what_is_left_out_has_the_reference_value(seed: int | None) -> None:
     given = json.loads(PUBLISHED.read_text("utf-8"))
     given = given if seed is None else thinned(given, random.Random(seed))
