@@ -111,7 +111,9 @@ def test_nested_values_come_back(text, raw, number, flag, sizes, anything) -> No
     assert all(torch.equal(a.tensor, b.tensor) for a, b in zip(decoded.listed, inner, strict=True))
 
 
-@pytest.mark.parametrize("value", [object(), os, np.array(["a"]), np.float32(1), lambda: 0], ids=lambda value: type(value).__name__)
+@pytest.mark.parametrize(
+    "value", [object(), os, np.array(["a"]), np.float32(1), lambda: 0], ids=lambda value: type(value).__name__
+)
 def test_other_objects_are_refused(value: object) -> None:
     payload = Everything()
     payload.tensor = value  # type: ignore[assignment]
