@@ -111,8 +111,8 @@ class Transport:
 
     def _look(self, model: str) -> Look:
         asked = time.monotonic()
-        call = self._stub.ModelStreamInfer(iter((_protocol.age_request(model),)), timeout=_protocol.LOOK_UP_S)
         try:
+            call = self._stub.ModelStreamInfer(iter((_protocol.age_request(model),)), timeout=_protocol.LOOK_UP_S)
             return _protocol.look(asked, list(call))
         except (grpc.RpcError, ValueError):  # a ValueError where the channel was closed
             return Look(asked)
