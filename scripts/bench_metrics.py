@@ -36,10 +36,10 @@ from omni_python.client import AsyncOmniClient
 from omni_python.config.compile import compile_pipeline
 from omni_python.config.schema import PipelineConfig
 from omni_python.models.noop.config import NoopForwardPipelineConfig, NoopLinePipelineConfig
-from omni_python.pipeline.answer_stats import AnswerStats, MeasuredSink
 from omni_python.pipeline.answers import ResponseSink
-from omni_python.pipeline.edge_stats import EdgeStats
-from omni_python.pipeline.stage_stats import StageStats
+from omni_python.pipeline.stats.answers import AnswerStats, MeasuredSink
+from omni_python.pipeline.stats.edges import EdgeStats
+from omni_python.pipeline.stats.stages import StageStats
 from omni_python.proto.messages import Envelope
 from omni_python.proto.payload import TextOutput
 from omni_python.serve.triton_server import ServerOptions, TritonServer

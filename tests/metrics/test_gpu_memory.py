@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from omni_python.models.qwen3_omni.config import Qwen3OmniSpeechPipelineConfig
-from omni_python.pipeline.gpu_memory import gpu_memory
+from omni_python.pipeline.stats.gpu_memory import gpu_memory
 
 CHILD = """
 import torch
-from omni_python.pipeline.gpu_memory import GpuMemory
+from omni_python.pipeline.stats.gpu_memory import GpuMemory
 
 memory = GpuMemory(0, {"thinker": 0.5})
 assert memory.reserved() == 0 and not torch.cuda.is_initialized()

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from omni_python.pipeline.answer_stats import AnswerStats, End, MeasuredSink
-from omni_python.pipeline.edge_stats import EdgeStats
-from omni_python.pipeline.playback import Playback
-from omni_python.pipeline.stage_stats import StageStats
+from omni_python.pipeline.stats.answers import AnswerStats, End, MeasuredSink
+from omni_python.pipeline.stats.edges import EdgeStats
+from omni_python.pipeline.stats.playback import Playback
+from omni_python.pipeline.stats.stages import StageStats
 from omni_python.proto.errors import Cancelled, ErrorCode, OmniError, Unavailable
 from omni_python.proto.histogram import Histogram
 from omni_python.proto.messages import Envelope

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from omni_python.models.noop.config import NoopForwardPipelineConfig, NoopLinePipelineConfig
-from omni_python.pipeline.recording import new_order, recording_path
-from omni_python.pipeline.replaying import replay
+from omni_python.pipeline.recording.recorder import new_order, recording_path
+from omni_python.pipeline.recording.replay import replay
 from omni_python.proto.errors import InvalidArgument, OmniError, Unsupported
 from omni_python.proto.messages import RecordOrder
 from omni_python.proto.recording import RECORD_DIRECTORY, Input, Output, Recording, decode_recording

@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from omni_python.pipeline.clocks import Crossing, clock_offsets
-from omni_python.pipeline.trace_parts import TracePart, lanes_and_hops
+from omni_python.pipeline.tracing.clocks import Crossing, clock_offsets
+from omni_python.pipeline.tracing.parts import TracePart, lanes_and_hops
 from omni_python.proto.trace import ORCHESTRATOR, Passage, Span, StageRecord
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import socket
 import time
 
-from omni_python.pipeline.otlp import MAX_WAITING, STOP_TIMEOUT, OtlpExporter
-from omni_python.pipeline.request_trace import RequestTrace
+from omni_python.pipeline.tracing.otlp import MAX_WAITING, STOP_TIMEOUT, OtlpExporter
+from omni_python.pipeline.tracing.request import RequestTrace
 from omni_python.proto.trace_context import TraceContext, TraceWish
 from tests.tracing.receiver import receiving
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from omni_python.models.noop.config import NoopForwardPipelineConfig, NoopLinePipelineConfig
-from omni_python.pipeline.trace_store import TraceStore
+from omni_python.pipeline.tracing.store import TraceStore
 from omni_python.proto.errors import NotFound, OmniError
 from omni_python.proto.trace import CLIENT, ORCHESTRATOR, Lane, Trace
 from omni_python.proto.trace_context import TraceContext, TraceWish

@@ -19,10 +19,10 @@ from omni_python.glue.pipeline_samples import held_by_pipeline, totals_of_pipeli
 from omni_python.glue.recovery import ModelReloader
 from omni_python.glue.request import ParsedRequest, parse_request
 from omni_python.glue.response import TritonSink, send_description, send_error, send_trace, send_uptime
-from omni_python.pipeline.answer_stats import AnswerStats, MeasuredSink
 from omni_python.pipeline.build import limits, pipeline_info, pipeline_spec, relay_settings, trace_store
 from omni_python.pipeline.coordinator import Coordinator
-from omni_python.pipeline.recording import new_order, record_directory, recording_path
+from omni_python.pipeline.recording.recorder import new_order, record_directory, recording_path
+from omni_python.pipeline.stats.answers import AnswerStats, MeasuredSink
 from omni_python.proto.errors import Cancelled, ErrorCode, OmniError
 from omni_python.proto.info import PipelineInfo
 from omni_python.proto.messages import RecordOrder

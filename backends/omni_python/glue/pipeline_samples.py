@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 from omni_python.glue import metric_names as names
 from omni_python.glue.metric_names import Sample
-from omni_python.pipeline.answer_stats import AnswerStats
 from omni_python.pipeline.coordinator import Coordinator
-from omni_python.pipeline.edge_stats import EdgeStats
+from omni_python.pipeline.stats.answers import AnswerStats
+from omni_python.pipeline.stats.edges import EdgeStats
 from omni_python.proto.errors import ErrorCode
 
 ORCHESTRATOR = "orchestrator"

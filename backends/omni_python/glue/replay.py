@@ -12,7 +12,7 @@ import triton_python_backend_utils as pb_utils
 
 from omni_python import __version__
 from omni_python.glue.response import send_error
-from omni_python.pipeline.replaying import replay
+from omni_python.pipeline.recording.replay import replay
 from omni_python.pipeline.stage_process import StageProcess
 from omni_python.proto.errors import Cancelled, InvalidArgument, OmniError, Unavailable, Unsupported
 from omni_python.proto.recording import ALLOW_REPLAY, MAGIC, End, Header, decode_recording, encode_frame

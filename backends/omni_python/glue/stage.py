@@ -15,8 +15,8 @@ from omni_python.glue.metrics import MetricsWriter
 from omni_python.glue.replay import ReplayModel
 from omni_python.glue.stage_samples import held_by_process, totals_of_process
 from omni_python.pipeline.build import build_stages, relay_settings
-from omni_python.pipeline.gpu_memory import gpu_memory
 from omni_python.pipeline.stage_process import StageProcess
+from omni_python.pipeline.stats.gpu_memory import gpu_memory
 from omni_python.proto.errors import InvalidArgument
 from omni_python.proto.messages import SubmitMessage, SubmitReply, WireError, decode_message
 

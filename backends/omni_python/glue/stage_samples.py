@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from omni_python.glue import metric_names as names
 from omni_python.glue.metric_names import Sample
 from omni_python.glue.pipeline_samples import totals_of_edges
-from omni_python.pipeline.gpu_memory import GpuMemory
 from omni_python.pipeline.stage import Stage
 from omni_python.pipeline.stage_process import StageProcess
+from omni_python.pipeline.stats.gpu_memory import GpuMemory
 from omni_python.proto.errors import ErrorCode
 
 

@@ -8,11 +8,11 @@ from typing import Any
 from omni_python.config.resolve import apply_env_defaults, factory_kwargs, resolve_dotted, resolved_model_path
 from omni_python.config.schema import PipelineConfig, RelayConfig, StageConfig
 from omni_python.config.topology import Topology, resolve_topology
-from omni_python.pipeline.gpu_memory import GpuMemory
 from omni_python.pipeline.gpu_share import take_gpu_share
 from omni_python.pipeline.spec import Limits, PipelineSpec
 from omni_python.pipeline.stage import StageSpec
-from omni_python.pipeline.trace_store import TraceStore
+from omni_python.pipeline.stats.gpu_memory import GpuMemory
+from omni_python.pipeline.tracing.store import TraceStore
 from omni_python.proto.errors import OmniError, Unsupported
 from omni_python.proto.info import PipelineInfo
 from omni_python.relay.base import RelaySettings
@@ -47,7 +47,7 @@ def trace_store(config: PipelineConfig) -> TraceStore:
     if trace.otlp_endpoint is None:
         return TraceStore(trace.sample, trace.keep)
     try:
-        from omni_python.pipeline.otlp import OtlpExporter
+        from omni_python.pipeline.tracing.otlp import OtlpExporter
     except ImportError as error:
         raise Unsupported(
             f"trace.otlp_endpoint needs the extra `otel` (pip install omni-python[otel]): {error}"

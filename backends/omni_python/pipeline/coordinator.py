@@ -16,16 +16,16 @@ from omni_python.control.directory import leave_directory, remove_leftovers
 from omni_python.control.liveness import PERIOD, LifeSign, remove_life_sign, write_life_sign
 from omni_python.pipeline.admission import Admission
 from omni_python.pipeline.answers import AnswerThreads, ResponseSink
-from omni_python.pipeline.edge_stats import EdgeStats
 from omni_python.pipeline.endpoint import Endpoint
 from omni_python.pipeline.members import Members
 from omni_python.pipeline.profiling import ProfileControl
 from omni_python.pipeline.registry import ReplicaLoad
-from omni_python.pipeline.request_trace import RequestTrace, TracedSink
 from omni_python.pipeline.spec import Limits, PipelineSpec
 from omni_python.pipeline.stage_process import CLIENT, coordinator_address
+from omni_python.pipeline.stats.edges import EdgeStats
 from omni_python.pipeline.submission import SubmitThreads
-from omni_python.pipeline.trace_store import TraceStore
+from omni_python.pipeline.tracing.request import RequestTrace, TracedSink
+from omni_python.pipeline.tracing.store import TraceStore
 from omni_python.proto.errors import Cancelled, DeadlineExceeded, InvalidArgument, OmniError, Unavailable, Unsupported
 from omni_python.proto.messages import (
     AbortMessage,

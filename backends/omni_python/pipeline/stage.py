@@ -15,8 +15,8 @@ from typing import Protocol
 from omni_python.pipeline.deadlines import DeadlineWatch
 from omni_python.pipeline.fan_in import FanIn, MergeFn, WaitForFn
 from omni_python.pipeline.recent import RecentIds
-from omni_python.pipeline.stage_stats import StageStats
-from omni_python.pipeline.taps import InputKind, Tap
+from omni_python.pipeline.recording.taps import InputKind, Tap
+from omni_python.pipeline.stats.stages import StageStats
 from omni_python.proto.errors import DeadlineExceeded, ErrorCode, OmniError, Unavailable
 from omni_python.proto.payload import Payload
 from omni_python.proto.timing import StageTiming

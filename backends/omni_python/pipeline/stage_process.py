@@ -14,15 +14,15 @@ from pathlib import Path
 from omni_python.control.deaths import DeathWatch
 from omni_python.control.directory import leave_directory, socket_address
 from omni_python.pipeline.deadlines import DeadlineWatch
-from omni_python.pipeline.edge_stats import EdgeStats
 from omni_python.pipeline.endpoint import Endpoint
 from omni_python.pipeline.profiling import ProcessProfiler, profile_name
 from omni_python.pipeline.read_only import ReadOnlyCheck
-from omni_python.pipeline.recording import Recorder, record_directory
+from omni_python.pipeline.recording.recorder import Recorder, record_directory
 from omni_python.pipeline.routes import Routes
 from omni_python.pipeline.stage import Stage, StageSpec
+from omni_python.pipeline.stats.edges import EdgeStats
 from omni_python.pipeline.timings import Timings
-from omni_python.pipeline.tracing import ProcessTraces
+from omni_python.pipeline.tracing.process import ProcessTraces
 from omni_python.proto.errors import OmniError, Unavailable
 from omni_python.proto.messages import (
     AbortMessage,

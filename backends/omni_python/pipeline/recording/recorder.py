@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Protocol
 
 from omni_python import __version__
-from omni_python.pipeline.recording_file import RecordingWriter, Track
-from omni_python.pipeline.taps import InputKind, Tap, with_seeds
+from omni_python.pipeline.recording.file import RecordingWriter, Track
+from omni_python.pipeline.recording.taps import InputKind, Tap, with_seeds
 from omni_python.proto.errors import InvalidArgument, OmniError, Unavailable, Unsupported
 from omni_python.proto.messages import RecordOrder, WireError
 from omni_python.proto.payload import Payload

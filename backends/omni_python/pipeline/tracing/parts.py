@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from omni_python.pipeline.clocks import Crossing, clock_offsets
+from omni_python.pipeline.tracing.clocks import Crossing, clock_offsets
 from omni_python.proto.trace import Hop, Lane, Passage, StageRecord
 
 Clock = Callable[[float], float]

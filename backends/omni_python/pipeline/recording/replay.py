@@ -8,8 +8,8 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 
+from omni_python.pipeline.recording.taps import InputKind, Tap
 from omni_python.pipeline.stage import Stage
-from omni_python.pipeline.taps import InputKind, Tap
 from omni_python.proto.codec import CodecError, PayloadDecoder
 from omni_python.proto.errors import Cancelled, InvalidArgument, Unavailable
 from omni_python.proto.messages import WireError

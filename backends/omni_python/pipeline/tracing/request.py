@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from omni_python.pipeline.answers import ResponseSink
-from omni_python.pipeline.trace_parts import DIGITS, TracePart, lanes_and_hops
+from omni_python.pipeline.tracing.parts import DIGITS, TracePart, lanes_and_hops
 from omni_python.proto.errors import Cancelled, OmniError
 from omni_python.proto.messages import TraceMessage
 from omni_python.proto.payload import Payload

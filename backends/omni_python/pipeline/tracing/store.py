@@ -7,7 +7,7 @@ import threading
 from collections import OrderedDict
 from typing import Protocol
 
-from omni_python.pipeline.request_trace import RequestTrace
+from omni_python.pipeline.tracing.request import RequestTrace
 from omni_python.proto.errors import NotFound
 from omni_python.proto.messages import TraceMessage
 from omni_python.proto.trace import Trace

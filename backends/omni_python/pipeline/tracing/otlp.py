@@ -21,7 +21,7 @@ from opentelemetry.trace import SpanContext, SpanKind, TraceFlags
 from opentelemetry.trace.status import Status, StatusCode
 
 from omni_python import __version__
-from omni_python.pipeline.request_trace import RequestTrace
+from omni_python.pipeline.tracing.request import RequestTrace
 from omni_python.proto.trace import ORCHESTRATOR, Trace
 
 MAX_WAITING = 256

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from omni_python.pipeline.answers import ResponseSink
-from omni_python.pipeline.playback import Playback
+from omni_python.pipeline.stats.playback import Playback
 from omni_python.proto.errors import Cancelled, OmniError
 from omni_python.proto.histogram import Histogram
 from omni_python.proto.payload import AudioOutput, Payload, TextOutput

@@ -1,0 +1,1 @@
+"""Recordings of what a stage got and gave, and their replay."""
