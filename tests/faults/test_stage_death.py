@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import signal
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ import pytest
 from omni_python.client import OmniClient, OmniClientError
 from omni_python.config.compile import compile_pipeline
 from omni_python.config.declaration import LimitsConfig
+from omni_python.control.directory import find_server_directory
 from omni_python.models.noop.config import NoopLinePipelineConfig
 from omni_python.serve.triton_server import ServerOptions, TritonServer
 from tests.e2e import metrics
@@ -101,6 +103,7 @@ def wait_served(server: TritonServer, seconds: float) -> float:
 @pytest.mark.parametrize("process", ["a", "b", "c"])
 def test_a_killed_stage_fails_its_requests_at_once_and_comes_back(server: TritonServer, process: str) -> None:
     before = stub(server, process)
+    there = sockets(server)
     with Load(server) as load:
         time.sleep(0.5)
         assert load.good > 5
@@ -114,6 +117,15 @@ def test_a_killed_stage_fails_its_requests_at_once_and_comes_back(server: Triton
     assert load.longest < 8
     assert stub(server, process).pid != before.pid
     metrics.wait_empty(server, PIPELINE)
+    assert len(sockets(server)) == len(there)
+    assert len(sockets(server) & there) == len(there) - 1, "the dead process's socket is still there"
+
+
+def sockets(server: TritonServer) -> set[str]:
+    base = Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir())
+    directory = find_server_directory(base, server.process.pid)
+    assert directory is not None
+    return {path.name for path in directory.iterdir()}
 
 
 def test_a_stopped_stage_does_not_hold_its_requests_beyond_the_silence(server: TritonServer) -> None:

@@ -8,6 +8,7 @@ import queue
 import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import zmq
@@ -51,11 +52,12 @@ class Endpoint:
     ) -> None:
         self.epoch = new_epoch()
         self.pid = os.getpid()
+        self._directory = directory
         self._credits: queue.SimpleQueue[tuple[int, str, int] | None] = queue.SimpleQueue()
         self.carrier = Carrier(relay, self.epoch, lambda *credit: self._credits.put(credit), host)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._handle = handle
-        self._inbox = Inbox(self._context, address or socket_address(directory, f"{self.epoch:016x}"), self._on_message)
+        self._inbox = Inbox(self._context, address or socket_address(directory, _socket(self.epoch)), self._on_message)
         self._outlets: dict[int, Outlet] = {}
         self._lock = threading.Lock()
         self._transfers: queue.SimpleQueue[DataMessage | None] = queue.SimpleQueue()
@@ -105,6 +107,11 @@ class Endpoint:
         if outlet is not None:
             outlet.close()
         self.carrier.forget(epoch)
+
+    def remove_socket(self, epoch: int) -> None:
+        """Remove the file that a dead process of this host has left."""
+        with suppress(OSError):
+            (self._directory / _socket(epoch)).unlink()
 
     def send(self, epoch: int, message: ControlMessage) -> None:
         """Raises `Unavailable` when the peer is unknown or does not read."""
@@ -166,3 +173,7 @@ class Endpoint:
                     self.send(epoch, CreditMessage(self.epoch, relay, generations))
                 except OmniError as error:
                     log.warning("credits lost: %s", error)
+
+
+def _socket(epoch: int) -> str:
+    return f"{epoch:016x}"

@@ -171,6 +171,7 @@ class Members:
         self._leaving.pop(peer.epoch, None)
         self._deaths.forget(peer.epoch)
         self._endpoint.forget(peer.epoch)
+        self._endpoint.remove_socket(peer.epoch)
         self._on_lost(peer, what)
 
     # -- messages to them
