@@ -114,6 +114,7 @@ class Members:
         for epoch in self._deaths.wait(timeout):
             unloaded = epoch in self._leaving
             peer = self.lose(epoch, "was unloaded" if unloaded else self._broken.pop(epoch, "died"))
+            self._endpoint.remove_socket(epoch)
             if peer is not None and not unloaded:
                 self._recover(peer.process, peer.replica)
 
@@ -171,7 +172,6 @@ class Members:
         self._leaving.pop(peer.epoch, None)
         self._deaths.forget(peer.epoch)
         self._endpoint.forget(peer.epoch)
-        self._endpoint.remove_socket(peer.epoch)
         self._on_lost(peer, what)
 
     # -- messages to them
