@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from omni_python.control.parent import end_with_parent
 from omni_python.control.privacy import hide_mapped_regions
 from omni_python.glue.context import read_context
 from omni_python.glue.orchestrator import Orchestrator
@@ -31,6 +32,7 @@ def create_model(args: dict[str, str]) -> Model:
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s", level=logging.INFO)
     _check_numpy(os.environ.get("NVIDIA_TRITON_SERVER_VERSION", "24.10"))
     hide_mapped_regions()
+    end_with_parent()
     context = read_context(args)
     if context.process is None:
         return Orchestrator(context)
