@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import psutil
+from server_cost import Round, cpu_seconds
 from tests.e2e import metrics
 
 from omni_python.client import AsyncOmniClient
@@ -55,14 +55,6 @@ LOADS = {
     "line": Load(NoopLinePipelineConfig, {"nbytes": 1024}),
     "chunks": Load(NoopForwardPipelineConfig, {"chunks": 200, "chunk_bytes": 100}),
 }
-
-
-@dataclass(frozen=True)
-class Round:
-    """Requests a second, and the server's CPU milliseconds a request."""
-
-    rate: float
-    cpu: float
 
 
 class Reader(threading.Thread):
@@ -170,11 +162,6 @@ async def ask(server: TritonServer, name: str, load: Load, seconds: float, concu
     async with AsyncOmniClient(server.grpc_url, name) as client:
         await asyncio.gather(*(work(client) for _ in range(concurrency)))
     return done
-
-
-def cpu_seconds(server: TritonServer) -> float:
-    root = psutil.Process(server.process.pid)
-    return sum(sum(process.cpu_times()[:2]) for process in (root, *root.children(recursive=True)))
 
 
 def disagreements(server: TritonServer, asked: int, rounds: int) -> list[str]:

@@ -15,12 +15,11 @@ import json
 import statistics
 import tempfile
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import psutil
 from raw_load import Load
+from server_cost import Round, cpu_seconds
 
 from omni_python.client._protocol import infer_request
 from omni_python.config.compile import compile_pipeline
@@ -29,14 +28,6 @@ from omni_python.models.noop.config import NoopLinePipelineConfig
 from omni_python.serve.triton_server import ServerOptions, TritonServer
 
 PLAIN = "noop_plain"
-
-
-@dataclass(frozen=True)
-class Round:
-    """Requests a second, and the server's CPU milliseconds a request."""
-
-    rate: float
-    cpu: float
 
 
 def main() -> None:
@@ -80,11 +71,6 @@ def one(server: TritonServer, load: Load, args: argparse.Namespace) -> Round:
     if failed:
         raise SystemExit(f"{len(failed)} requests failed: {failed[0]}")
     return Round(args.requests / seconds, 1000 * (cpu_seconds(server) - before) / args.requests)
-
-
-def cpu_seconds(server: TritonServer) -> float:
-    root = psutil.Process(server.process.pid)
-    return sum(sum(process.cpu_times()[:2]) for process in (root, *root.children(recursive=True)))
 
 
 def told(what: str, pairs: list[tuple[Round, Round]]) -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Generator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from omni_python.client import RequestOptions
+    from omni_python.client import Event, OmniClient, RequestOptions
 
 _SAMPLING_FLAGS: tuple[tuple[str, type, str], ...] = (
     ("temperature", float, "0 always takes the likeliest token"),
@@ -17,6 +18,9 @@ _SAMPLING_FLAGS: tuple[tuple[str, type, str], ...] = (
     ("seed", int, "the same seed gives the same text again"),
     ("max_tokens", int, "the text's length at most"),
 )
+
+
+NO_QUESTION = "there is no question: give TEXT, --audio, --image or --video"
 
 
 class WrongArguments(Exception):
@@ -57,6 +61,14 @@ def answer_options(args: argparse.Namespace) -> RequestOptions:
         "modalities": ["text"] if args.text_only else [],
         "sampling": _sampling(args),
     }
+
+
+def ask_stream(client: OmniClient, options: RequestOptions) -> Generator[Event, None, None]:
+    """The answer's events. Raises `WrongArguments` where a file cannot be read."""
+    try:
+        return client.stream(**options)
+    except OSError as error:
+        raise WrongArguments(f"cannot read {error.filename}: {error.strerror}") from None
 
 
 def with_question(options: RequestOptions, text: str | None, args: argparse.Namespace) -> RequestOptions:

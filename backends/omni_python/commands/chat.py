@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from omni_python.commands.answering import AnswerView, answer_as_json, print_timings
 from omni_python.commands.asking import (
+    NO_QUESTION,
     WrongArguments,
     add_question_arguments,
     add_server_arguments,
     answer_options,
+    ask_stream,
     with_question,
 )
 from omni_python.commands.help import HelpFormatter
@@ -85,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
                     return _converse(client, args, options)
                 text = sys.stdin.read() if text is None else text
                 if not text.strip():
-                    raise WrongArguments("there is no question: give TEXT, --audio, --image or --video")
+                    raise WrongArguments(NO_QUESTION)
             _ask(client, with_question(options, text, args), args)
             return 0
     except WrongArguments as error:
@@ -107,11 +109,7 @@ def _ask(client: OmniClient, options: RequestOptions, args: argparse.Namespace) 
     """Print the answer and what it took, and write its speech."""
     from omni_python.client import Answer
 
-    try:
-        stream = client.stream(**options)
-    except OSError as error:
-        raise WrongArguments(f"cannot read {error.filename}: {error.strerror}") from None
-    with closing(stream) as events:
+    with closing(ask_stream(client, options)) as events:
         answer = Answer.collect(events) if args.json else AnswerView(sys.stdout).collect(events)
     speech = args.out if len(answer.audio) else None
     if speech is not None:

@@ -6,23 +6,24 @@ import argparse
 import shutil
 import sys
 import time
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from omni_python.commands.asking import (
+    NO_QUESTION,
     WrongArguments,
     add_question_arguments,
     add_server_arguments,
     answer_options,
+    ask_stream,
     with_question,
 )
 from omni_python.commands.help import HelpFormatter
 from omni_python.proto.recording import DRAFT
 
 if TYPE_CHECKING:
-    from omni_python.client import Event, OmniClient, RequestOptions
+    from omni_python.client import OmniClient, RequestOptions
 
 PATIENCE = 10.0
 """Seconds after the answer's end until the file is there: the stage writes it when it is done with the request."""
@@ -59,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
 
     try:
         if args.text is None and not (args.audio or args.image or args.video):
-            raise WrongArguments("there is no question: give TEXT, --audio, --image or --video")
+            raise WrongArguments(NO_QUESTION)
         options = answer_options(args)
         options["sampling"] = {**(options.get("sampling") or {}), "record": args.stage}
         out = args.out or Path(f"{args.stage}.omnirec")
@@ -80,9 +81,10 @@ def _ask(client: OmniClient, options: RequestOptions) -> Path:
 
     source = None
     try:
-        for event in _events(client, options):
-            if isinstance(event, Recorded):
-                source = Path(event.paths[0])
+        with closing(ask_stream(client, options)) as events:
+            for event in events:
+                if isinstance(event, Recorded):
+                    source = Path(event.paths[0])
     except RequestFailed as error:
         if source is None:
             raise
@@ -90,15 +92,6 @@ def _ask(client: OmniClient, options: RequestOptions) -> Path:
     if source is None:
         raise RequestFailed("the server did not say where it records; is it of an older version?")
     return source
-
-
-def _events(client: OmniClient, options: RequestOptions) -> Iterator[Event]:
-    try:
-        stream = client.stream(**options)
-    except OSError as error:
-        raise WrongArguments(f"cannot read {error.filename}: {error.strerror}") from None
-    with closing(stream) as events:
-        yield from events
 
 
 def _fetch(source: Path, stage: str, out: Path) -> int:

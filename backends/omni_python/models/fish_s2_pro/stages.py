@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from omni_python.models.fetching import fetching_first
 from omni_python.models.fish_s2_pro.architecture import model_config
 from omni_python.models.fish_s2_pro.codec_checkpoint import load_decoder
 from omni_python.models.fish_s2_pro.dual_ar import load_dual_ar
@@ -17,12 +18,9 @@ from omni_python.models.loading.kv_size import KVNeeds
 from omni_python.models.loading.placement import Dtype, placement
 from omni_python.preprocessing.media.loader import MediaLoader
 from omni_python.preprocessing.media.policy import MediaPolicy
-from omni_python.proto.request import OmniRequest
 from omni_python.scheduling.base import Scheduler
-from omni_python.scheduling.cancellation import CancelToken
 from omni_python.scheduling.code2wav import Code2WavScheduler
 from omni_python.scheduling.device_memory import stage_memory
-from omni_python.scheduling.prepared import PreparedScheduler
 from omni_python.scheduling.simple import SimpleScheduler
 from omni_python.scheduling.torch_scheduler import TorchScheduler
 
@@ -38,13 +36,7 @@ def create_preprocessing(
     loader = MediaLoader(MediaPolicy.of(media))
     device = "cpu" if gpu_id is None else f"cuda:{gpu_id}"
     compute = SimpleScheduler(Preprocessor(model_path, loader, device, reference_seconds), workers=workers)
-    if not loader.policy.fetches:
-        return compute
-
-    def fetch(request: OmniRequest, token: CancelToken) -> OmniRequest:
-        return loader.load(request, token.is_cancelled)
-
-    return PreparedScheduler(compute, fetch, loader.needs_fetch, loader.policy.max_fetching)
+    return fetching_first(compute, loader)
 
 
 def create_tts_engine(

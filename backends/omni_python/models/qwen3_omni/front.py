@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from omni_python.models.fetching import fetching_first
 from omni_python.models.loading.dummy import LoadFormat
 from omni_python.models.loading.placement import Dtype, placement
 from omni_python.models.qwen3_omni.encoders import DEFAULT_FRAMES, DEFAULT_PATCHES, AudioEncoder, VisionEncoder
@@ -13,12 +14,9 @@ from omni_python.models.qwen3_omni.preprocess import Preprocessor
 from omni_python.preprocessing.media.loader import MediaLoader
 from omni_python.preprocessing.media.policy import MediaPolicy
 from omni_python.proto.errors import InvalidArgument
-from omni_python.proto.request import OmniRequest
 from omni_python.scheduling.base import Scheduler
-from omni_python.scheduling.cancellation import CancelToken
 from omni_python.scheduling.device_memory import StageMemory, stage_memory
 from omni_python.scheduling.memory_budget import encoder_pieces
-from omni_python.scheduling.prepared import PreparedScheduler
 from omni_python.scheduling.simple import SimpleScheduler
 
 
@@ -33,13 +31,7 @@ def create_preprocessing(
     `limits`: `RequestLimits`."""
     loader = MediaLoader(MediaPolicy.of(media))
     compute = SimpleScheduler(Preprocessor(model_path, speech, loader, RequestLimits.of(limits)), workers=workers)
-    if not loader.policy.fetches:
-        return compute
-
-    def fetch(request: OmniRequest, token: CancelToken) -> OmniRequest:
-        return loader.load(request, token.is_cancelled)
-
-    return PreparedScheduler(compute, fetch, loader.needs_fetch, loader.policy.max_fetching)
+    return fetching_first(compute, loader)
 
 
 def create_image_encoder(
