@@ -19,9 +19,7 @@ pytest.importorskip("triton", reason="triton is not installed: pip install --no-
 from omni_python.models.loading.tokenizer import load_tokenizer
 from omni_python.models.qwen3_omni import tiny
 from omni_python.models.qwen3_omni.architecture import model_config
-from omni_python.models.qwen3_omni.detokenizer import TokenBytes
 from omni_python.models.qwen3_omni.payloads import (
-    AnswerToken,
     AudioEmbeds,
     CodecFrames,
     GenerationOptions,
@@ -35,6 +33,8 @@ from omni_python.models.qwen3_omni.talker_prompt import TalkerTokens
 from omni_python.models.qwen3_omni.talker_runner import TalkerModelRunner
 from omni_python.models.qwen3_omni.thinker import load_thinker
 from omni_python.models.qwen3_omni.thinker_runner import MediaTokens, ThinkerModelRunner
+from omni_python.models.text.detokenizer import TokenBytes
+from omni_python.models.text.payloads import AnswerToken
 from omni_python.proto.sampling import SamplingParams
 from omni_python.proto.work import IncomingMessage
 

@@ -20,12 +20,12 @@ from transformers import Qwen3OmniMoeConfig
 
 from omni_python.models.loading.tokenizer import load_tokenizer
 from omni_python.models.qwen3_omni import tiny
-from omni_python.models.qwen3_omni.detokenizer import TokenBytes
-from omni_python.models.qwen3_omni.payloads import AnswerToken, DecodeStart, ThinkerResult
 from omni_python.models.qwen3_omni.preprocess import Preprocessor
 from omni_python.models.qwen3_omni.prompt import MEDIA_TOKENS, PromptBuilder, VideoSpan
 from omni_python.models.qwen3_omni.stages import create_decode, eos_ids
 from omni_python.models.qwen3_omni.talker_prompt import TalkerTokens
+from omni_python.models.text.detokenizer import TokenBytes
+from omni_python.models.text.payloads import AnswerToken, DecodeStart, ThinkerResult
 from omni_python.proto.errors import InvalidArgument
 from omni_python.proto.payload import TextOutput
 from omni_python.proto.request import AudioPart, ContentPart, ImagePart, Message, OmniRequest, TextPart, VideoPart

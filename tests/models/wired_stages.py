@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from omni_python.models.qwen3_omni import stages
-from omni_python.models.qwen3_omni.payloads import CodecFrames, ThinkerInput, ThinkerResult
+from omni_python.models.qwen3_omni.payloads import CodecFrames, ThinkerInput
+from omni_python.models.text.payloads import ThinkerResult
 from omni_python.proto.payload import AudioOutput, TextOutput
 from omni_python.proto.work import IncomingMessage, OutgoingMessage
 from omni_python.scheduling.base import Scheduler

@@ -14,13 +14,8 @@ from typing import Any, TypeVar
 import torch
 
 from omni_python.models.qwen3_omni import stages
-from omni_python.models.qwen3_omni.payloads import (
-    AnswerToken,
-    CodecFrames,
-    TalkerPrompt,
-    ThinkerInput,
-    ThinkerResult,
-)
+from omni_python.models.qwen3_omni.payloads import CodecFrames, TalkerPrompt, ThinkerInput
+from omni_python.models.text.payloads import AnswerToken, ThinkerResult
 from omni_python.proto.work import IncomingMessage, OutgoingMessage
 from omni_python.scheduling.omni_scheduler import OmniScheduler
 

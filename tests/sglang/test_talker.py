@@ -13,7 +13,8 @@ import pytest
 import torch
 
 from omni_python.models.qwen3_omni import stages
-from omni_python.models.qwen3_omni.payloads import AnswerToken, CodecFrames, TalkerPrompt
+from omni_python.models.qwen3_omni.payloads import CodecFrames, TalkerPrompt
+from omni_python.models.text.payloads import AnswerToken
 from omni_python.proto.errors import InvalidArgument
 from omni_python.proto.sampling import SamplingParams
 from omni_python.proto.work import IncomingMessage

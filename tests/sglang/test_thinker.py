@@ -11,8 +11,9 @@ import msgspec
 import pytest
 import torch
 
-from omni_python.models.qwen3_omni.payloads import AnswerToken, DecodeStart, ThinkerInput
+from omni_python.models.qwen3_omni.payloads import ThinkerInput
 from omni_python.models.qwen3_omni.stages import create_thinker
+from omni_python.models.text.payloads import AnswerToken, DecodeStart
 from omni_python.proto.errors import InvalidArgument, OmniError
 from omni_python.proto.sampling import SamplingParams
 from omni_python.sglang_engine import launch

@@ -95,21 +95,6 @@ class ThinkerInput(Payload):
 # ---- thinker -> decode, talker_ar
 
 
-class AnswerToken(Payload):
-    """One token of the answer, as it is sampled."""
-
-    token_id: int
-
-
-class DecodeStart(Payload):
-    """First chunk of the edge to decode: how to answer."""
-
-    stream: bool
-    echo_text: str
-    stop: list[str]
-    num_input_tokens: int
-
-
 class TalkerPrompt(Payload):
     """First chunk of the edge to the talker, sent right after the thinker's prefill.
 
@@ -123,15 +108,6 @@ class TalkerPrompt(Payload):
     voice: str
     sampling: SamplingParams
     stream: bool
-
-
-class ThinkerResult(Payload):
-    """The whole answer: `output_ids` includes the end-of-sequence token where one was sampled."""
-
-    output_ids: list[int]
-    finish_reason: str
-    num_input_tokens: int
-    speech: bool
 
 
 # ---- talker_ar -> code2wav

@@ -14,7 +14,7 @@ import torch
 
 from omni_python.models.loading.checkpoint import CheckpointError, load_config
 from omni_python.models.loading.tokenizer import load_tokenizer
-from omni_python.models.qwen3_omni.chat_template import load_template
+from omni_python.models.text.chat_template import load_template
 from omni_python.proto.errors import InvalidArgument
 from omni_python.proto.request import AudioPart, ImagePart, Message, TextPart, VideoPart
 

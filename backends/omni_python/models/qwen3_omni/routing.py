@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 if TYPE_CHECKING:
-    from omni_python.models.qwen3_omni.payloads import AudioInput, Preprocessed, Prompt, ThinkerResult, VisionInput
+    from omni_python.models.qwen3_omni.payloads import AudioInput, Preprocessed, Prompt, VisionInput
+    from omni_python.models.text.payloads import ThinkerResult
     from omni_python.proto.payload import Payload
     from omni_python.proto.request import OmniRequest
 

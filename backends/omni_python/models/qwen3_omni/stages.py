@@ -26,8 +26,6 @@ from omni_python.models.loading.placement import Dtype, placement
 from omni_python.models.loading.tokenizer import load_tokenizer
 from omni_python.models.qwen3_omni.architecture import model_config
 from omni_python.models.qwen3_omni.code2wav import load_code2wav
-from omni_python.models.qwen3_omni.decode import DecodeScheduler
-from omni_python.models.qwen3_omni.detokenizer import TokenBytes
 from omni_python.models.qwen3_omni.limits import SpeechGuard
 from omni_python.models.qwen3_omni.talker import Talker, load_talker
 from omni_python.models.qwen3_omni.talker_prompt import TalkerTokens
@@ -35,6 +33,8 @@ from omni_python.models.qwen3_omni.talker_runner import TalkerModelRunner
 from omni_python.models.qwen3_omni.thinker import Thinker, load_thinker
 from omni_python.models.qwen3_omni.thinker_runner import MediaTokens, ThinkerModelRunner
 from omni_python.models.qwen3_omni.weights import decoder_config
+from omni_python.models.text.decode import DecodeScheduler
+from omni_python.models.text.detokenizer import TokenBytes
 from omni_python.proto.errors import InvalidArgument
 from omni_python.scheduling.base import Scheduler
 from omni_python.scheduling.code2wav import Code2WavScheduler

@@ -13,9 +13,10 @@ from omni_python.model_runner.feedback import FeedbackARModelRunner
 from omni_python.model_runner.sampler import TokenSampler
 from omni_python.models.qwen3_omni.decode_rows import DecodeInput, Frame, TalkerRow
 from omni_python.models.qwen3_omni.limits import SpeechGuard
-from omni_python.models.qwen3_omni.payloads import AnswerToken, CodecFrames, TalkerPrompt, TalkerResult
+from omni_python.models.qwen3_omni.payloads import CodecFrames, TalkerPrompt, TalkerResult
 from omni_python.models.qwen3_omni.talker import Talker
 from omni_python.models.qwen3_omni.talker_prompt import TalkerTokens, UserPart, speech_prompt, user_part
+from omni_python.models.text.payloads import AnswerToken
 from omni_python.proto.errors import InvalidArgument, OmniError
 from omni_python.proto.work import IncomingMessage, OutgoingMessage
 

@@ -12,15 +12,10 @@ from omni_python.layers.decoder import Deepstack
 from omni_python.layers.fused_decoder import MAX_ROWS
 from omni_python.model_runner.base import ARModelRunner, ARRequest, ForwardBatch, PromptInput
 from omni_python.model_runner.sampler import TokenSampler
-from omni_python.models.qwen3_omni.detokenizer import Detokenizer, StopStrings, TokenBytes
-from omni_python.models.qwen3_omni.payloads import (
-    AnswerToken,
-    DecodeStart,
-    TalkerPrompt,
-    ThinkerInput,
-    ThinkerResult,
-)
+from omni_python.models.qwen3_omni.payloads import TalkerPrompt, ThinkerInput
 from omni_python.models.qwen3_omni.thinker import Thinker
+from omni_python.models.text.detokenizer import Detokenizer, StopStrings, TokenBytes
+from omni_python.models.text.payloads import AnswerToken, DecodeStart, ThinkerResult
 from omni_python.proto.errors import OmniError
 from omni_python.proto.work import IncomingMessage, OutgoingMessage
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from omni_python.models.qwen3_omni.detokenizer import Detokenizer, StopStrings, TokenBytes
-from omni_python.models.qwen3_omni.payloads import AnswerToken, DecodeStart, ThinkerResult
+from omni_python.models.text.detokenizer import Detokenizer, StopStrings, TokenBytes
+from omni_python.models.text.payloads import AnswerToken, DecodeStart, ThinkerResult
 from omni_python.proto.errors import OmniError
 from omni_python.proto.payload import TextOutput
 from omni_python.proto.work import IncomingMessage, OutgoingMessage
