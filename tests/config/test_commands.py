@@ -83,7 +83,7 @@ def test_validate_a_repository(tmp_path: Path, capsys: pytest.CaptureFixture[str
 DESCRIPTION = """\
 pipeline speech  (model ../c, relay shm)
 ┌─ speech (orchestrator) ─────────────────────────────────────────────── CPU ─┐
-│  client    ───▶ prepare    inline, shm            submit, by BLS            │
+│  client    ───▶ prepare    inline, shm            submit                    │
 └─────────────────────────────────────────────────────────────────────────────┘
 ┌─ speech_front ──────────────────────────────────────────────────────── CPU ─┐
 │ ▶prepare   ┬──▶ encoder    inline, shm            result                    │

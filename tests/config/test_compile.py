@@ -103,8 +103,7 @@ def test_a_stage_on_a_gpu(tmp_path: Path) -> None:
         "omni_process": "talker",
     }
     assert [(t.name, t.data_type, list(t.dims), t.optional) for t in model.input] == [
-        ("message", pb.TYPE_UINT8, [-1], True),
-        ("recording", pb.TYPE_UINT8, [-1], True),
+        ("recording", pb.TYPE_UINT8, [-1], False),
     ]
     assert [(t.name, t.data_type, list(t.dims)) for t in model.output] == [("reply", pb.TYPE_UINT8, [-1])]
 

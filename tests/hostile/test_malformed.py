@@ -225,10 +225,10 @@ def test_tensors_that_lie(noop_server: TritonServer, message: service_pb2.ModelI
     assert error or message.inputs[-1].name in ("stream", "audio_sample_rate")
 
 
-def test_stage_models_refuse_what_is_no_message(noop_server: TritonServer) -> None:
+def test_stage_models_refuse_what_is_no_recording(noop_server: TritonServer) -> None:
     for content in (b"", b"\xc1", b"\x93\xadSubmitMessage\x01", random.randbytes(200)):
         made = service_pb2.ModelInferRequest(model_name="noop_line_a")
-        made.inputs.add(name="message", datatype="UINT8", shape=[len(content)])
+        made.inputs.add(name="recording", datatype="UINT8", shape=[len(content)])
         made.raw_input_contents.append(content)
         infer(noop_server, made.SerializeToString())
 

@@ -10,8 +10,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from omni_python.config.schema import PipelineConfig
 from omni_python.config.topology import resolve_topology
 from omni_python.pipeline.build import build_stages, pipeline_spec
@@ -19,7 +17,6 @@ from omni_python.pipeline.coordinator import Coordinator
 from omni_python.pipeline.spec import Limits
 from omni_python.pipeline.stage_process import StageProcess
 from omni_python.proto.errors import OmniError
-from omni_python.proto.messages import SubmitMessage, decode_message
 from omni_python.proto.payload import Payload
 from omni_python.proto.request import Message, OmniRequest, TextPart
 from omni_python.proto.timing import StageTiming
@@ -128,15 +125,7 @@ def running(
         for group in topology.groups
         for replica in range(group.replicas)
     }
-    entry = processes.get(topology.group_of(topology.entry_stage).name)
-
-    def bls(model: str, message: bytes) -> bytes:
-        assert model == topology.group_of(topology.entry_stage).triton_model
-        submitted = decode_message(message)
-        assert isinstance(submitted, SubmitMessage) and entry is not None, "BLS cannot choose a replica"
-        return msgspec.msgpack.encode(entry.submit(submitted))
-
-    coordinator = Coordinator(pipeline_spec(config), directory, relay, bls, limits=limits, host=host("coordinator"))
+    coordinator = Coordinator(pipeline_spec(config), directory, relay, limits=limits, host=host("coordinator"))
     for process in processes.values():
         process.start()
     coordinator.start()

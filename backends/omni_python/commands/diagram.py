@@ -43,7 +43,7 @@ def draw(config: PipelineConfig) -> list[str]:
     """The lines of the drawing; equal configurations give equal ones."""
     topology = resolve_topology(config)
     entry = topology.group_of(topology.entry_stage)
-    how = "submit, to the least loaded" if entry.replicas > 1 else "submit, by BLS"
+    how = "submit, to the least loaded" if entry.replicas > 1 else "submit"
     submit = _Row("client", topology.entry_stage, "inline, shm", how)
     boxes = [_Box(f"{topology.orchestrator_model} (orchestrator)", "CPU", ((submit,),))]
     boxes += [_box(config, topology, group) for group in topology.groups]

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from omni_python.config.topology import resolve_topology
-from omni_python.glue.bls import call_stage
 from omni_python.glue.context import ModelContext
 from omni_python.glue.metrics import MetricsWriter
 from omni_python.glue.pipeline_samples import held_by_pipeline, totals_of_pipeline
@@ -46,7 +45,6 @@ class Orchestrator:
             spec,
             context.directory,
             relay_settings(context.config),
-            call_stage,
             self._reloader.recover,
             limits(context.config),
             traces=trace_store(context.config),

@@ -1,4 +1,8 @@
-"""The model of one stage process: it takes submissions; everything else goes over its own socket."""
+"""The model of one stage process.
+
+Triton starts and ends the process, and brings recordings to be replayed. The pipeline's requests come over the
+process's own socket: calls through Triton (BLS) cost more, and hang where the process has died.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +10,6 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
-import msgspec
-import numpy as np
 import triton_python_backend_utils as pb_utils
 
 from omni_python.glue.context import ModelContext
@@ -17,8 +19,6 @@ from omni_python.glue.stage_samples import held_by_process, totals_of_process
 from omni_python.pipeline.build import build_stages, relay_settings
 from omni_python.pipeline.stage_process import StageProcess
 from omni_python.pipeline.stats.gpu_memory import gpu_memory
-from omni_python.proto.errors import InvalidArgument
-from omni_python.proto.messages import SubmitMessage, SubmitReply, WireError, decode_message
 
 DRAIN_TIMEOUT = 1.2
 """Seconds that an unloaded model waits for requests that need it. Triton kills a stub that takes 2 s to finalize, and
@@ -50,30 +50,9 @@ class StageModel:
 
     def execute(self, requests: Sequence[Any]) -> None:
         for request in requests:
-            recording = pb_utils.get_input_tensor_by_name(request, "recording")
-            if recording is not None:
-                self._replays.execute(request, recording)
-                continue
-            reply = msgspec.msgpack.encode(self._answer(request))
-            tensor = pb_utils.Tensor("reply", np.frombuffer(reply, np.uint8))
-            request.get_response_sender().send(
-                pb_utils.InferenceResponse([tensor]), flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
-            )
+            self._replays.execute(request, pb_utils.get_input_tensor_by_name(request, "recording"))
 
     def finalize(self) -> None:
         self._process.drain(DRAIN_TIMEOUT)
         self._metrics.stop()
         self._process.stop()
-
-    def _answer(self, request: Any) -> SubmitReply:
-        """Errors go inside the reply: BLS loses those that are not a first response."""
-        tensor = pb_utils.get_input_tensor_by_name(request, "message")
-        if tensor is None:
-            return SubmitReply(0, WireError.of(InvalidArgument("give `message`, or `recording`")))
-        try:
-            message = decode_message(tensor.as_numpy().tobytes())
-        except msgspec.MsgspecError as error:
-            return SubmitReply(0, WireError.of(InvalidArgument(f"`message` is no encoded message: {error}")))
-        if not isinstance(message, SubmitMessage):
-            return SubmitReply(0, WireError.of(InvalidArgument("a stage's model takes SubmitMessages")))
-        return self._process.submit(message)

@@ -26,7 +26,6 @@ def pipeline_spec(config: PipelineConfig) -> PipelineSpec:
     return PipelineSpec(
         name=topology.pipeline,
         entry_stage=topology.entry_stage,
-        models={group.name: group.triton_model for group in topology.groups},
         stages={group.name: group.stages for group in topology.groups},
         replicas={group.name: group.replicas for group in topology.groups},
         feeders={terminal: _feeders(topology, terminal) for terminal in topology.terminal_stages},

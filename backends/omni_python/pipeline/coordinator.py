@@ -43,10 +43,7 @@ from omni_python.proto.messages import (
     StopProfileMessage,
     StreamMessage,
     SubmitMessage,
-    SubmitReply,
     TraceMessage,
-    decode_reply,
-    encode_message,
 )
 from omni_python.proto.payload import Payload
 from omni_python.proto.request import OmniRequest
@@ -73,8 +70,8 @@ log = logging.getLogger(__name__)
 
 
 class RequestState(enum.Enum):
-    PENDING = "pending"  # admitted, not yet taken by the entry stage
-    RUNNING = "running"
+    PENDING = "pending"  # admitted, not yet on its way
+    RUNNING = "running"  # on its way to the entry stage, or further
     COMPLETED = "completed"
     FAILED = "failed"
     ABORTED = "aborted"
@@ -101,15 +98,13 @@ class _Request:
 
 
 class Coordinator:
-    """`bls(model, message) -> reply` submits to the entry stage's model; it blocks and is called on several threads.
-    `recover(process, replica)` is called when a stage process died; it returns at once."""
+    """`recover(process, replica)` is called when a stage process died; it returns at once."""
 
     def __init__(
         self,
         spec: PipelineSpec,
         directory: Path,
         relay: RelaySettings,
-        bls: Callable[[str, bytes], bytes],
         recover: Callable[[str, int], None] | None = None,
         limits: Limits | None = None,
         host: str | None = None,
@@ -122,8 +117,6 @@ class Coordinator:
         self.edges = EdgeStats()
         """What went to the entry stage."""
         self.traces = TraceStore() if traces is None else traces
-        self._bls = bls
-        self._entry_model = spec.models[spec.entry_process]
         self._directory = directory
         address = coordinator_address(directory, spec.name)
         self._endpoint = Endpoint(directory, self._on_message, relay, address, host)
@@ -293,20 +286,12 @@ class Coordinator:
             traced=request.trace is not None,
         )
         try:
-            reply = self._hand_over(entry, message)
-        except Exception as error:
+            self._endpoint.send(entry.epoch, message)
+        except Unavailable as error:
             self._carrier.take_back(envelope, [entry.epoch])
-            raise Unavailable(f"stage {self.spec.entry_stage} did not take the request: {error}") from error
-        if reply.error is not None:
-            self._carrier.take_back(envelope, [entry.epoch])  # if the stage has not given it back itself
-            raise reply.error.exception()
+            raise Unavailable(f"stage {self.spec.entry_stage} is not there: {error}") from error
         with self._lock:
             self.edges.sent(CLIENT, self.spec.entry_stage, envelope)
-            if request.state is RequestState.PENDING:
-                request.state = RequestState.RUNNING
-            ended_early = request.state in (RequestState.FAILED, RequestState.ABORTED)
-        if ended_early:  # meanwhile, and the news may have been at the stage before the request was
-            self._members.tell_route(request.route, AbortMessage(self._endpoint.epoch, request.id))
 
     def _assign(self, request: _Request) -> OmniRequest | None:
         """Choose the replicas that serve a request, and take its payload; None if it is over already."""
@@ -318,17 +303,10 @@ class Coordinator:
             payload, request.payload = request.payload, None
             if request.state is RequestState.PENDING and payload is not None:
                 request.route = route
+                request.state = RequestState.RUNNING  # what ends it from now on tells these processes, too
                 return payload
         self._registry.release(route)
         return None
-
-    def _hand_over(self, entry: Peer, message: SubmitMessage) -> SubmitReply:
-        if self.spec.replicas[entry.process] == 1:
-            reply: SubmitReply = decode_reply(self._bls(self._entry_model, encode_message(message)))
-            return reply
-        # BLS would reach any instance, also one that died (Triton notices after a second), and its call then hangs.
-        self._endpoint.send(entry.epoch, message)
-        return SubmitReply(entry.epoch)
 
     # -- receiving thread
 
@@ -468,8 +446,6 @@ class Coordinator:
     def _on_lost(self, peer: Peer, what: str) -> None:
         """With a stage process whatever part of the running requests it held is gone."""
         name = self.spec.replica_name(peer.process, peer.replica)
-        if peer.process == self.spec.entry_process:
-            self._submissions.replace_stuck()
         for request in list(self._requests.values()):
             if peer.epoch in request.route:  # those that have no route yet may find the process restored
                 error = Unavailable(f"process {name} (stages {', '.join(peer.stages)}) {what}")

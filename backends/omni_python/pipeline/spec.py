@@ -12,20 +12,15 @@ from omni_python.proto.request import OmniRequest
 
 @dataclass(frozen=True)
 class PipelineSpec:
-    """`models` maps each process to its Triton model, `stages` to the stages in it, `replicas` to how many of it there
-    are; `feeders` maps each terminal stage to all stages that its result depends on, itself included."""
+    """`stages` maps each process to the stages in it, `replicas` to how many of it there are; `feeders` maps each
+    terminal stage to all stages that its result depends on, itself included."""
 
     name: str
     entry_stage: str
-    models: Mapping[str, str]
     stages: Mapping[str, tuple[str, ...]]
     replicas: Mapping[str, int]
     feeders: Mapping[str, frozenset[str]]
     terminal_stages_fn: Callable[[OmniRequest], Collection[str] | None] | None = None
-
-    @property
-    def entry_process(self) -> str:
-        return next(process for process, stages in self.stages.items() if self.entry_stage in stages)
 
     def replica_name(self, process: str, replica: int) -> str:
         return replica_name(process, replica, self.replicas[process])

@@ -23,7 +23,7 @@ from omni_python.pipeline.stage import Stage, StageSpec
 from omni_python.pipeline.stats.edges import EdgeStats
 from omni_python.pipeline.timings import Timings
 from omni_python.pipeline.tracing.process import ProcessTraces
-from omni_python.proto.errors import OmniError, Unavailable
+from omni_python.proto.errors import OmniError, Unavailable, Unsupported
 from omni_python.proto.messages import (
     AbortMessage,
     BrokenMessage,
@@ -41,7 +41,6 @@ from omni_python.proto.messages import (
     StopProfileMessage,
     StreamMessage,
     SubmitMessage,
-    SubmitReply,
     TraceMessage,
     WireError,
 )
@@ -175,28 +174,6 @@ class StageProcess:
         if self._recorder is not None:
             self._recorder.close()
         leave_directory(self._directory)
-
-    def submit(self, message: SubmitMessage) -> SubmitReply:
-        """A request from the coordinator; the reply says whether it was taken."""
-        stage = self.stages.get(message.stage)
-        if stage is None:
-            error: OmniError = Unavailable(f"process {self.process} has no stage {message.stage}")
-            return SubmitReply(self._endpoint.epoch, WireError.of(error))
-        try:
-            payload = self._carrier.unpack(message.epoch, message.payload)
-        except OmniError as failure:
-            return SubmitReply(self._endpoint.epoch, WireError.of(failure))
-        self._routes.arriving(message.request_id, message.route)
-        try:
-            if message.record is not None:
-                self._record(message.request_id, message.record)
-            if message.traced:
-                self._traces.open(message.request_id)
-                self._traces.arrived(message.request_id, ORCHESTRATOR, message.stage, stream=False)
-            stage.on_payload(message.request_id, CLIENT, payload, time.monotonic() + message.remaining)
-        finally:
-            self._routes.arrived(message.request_id)
-        return SubmitReply(self._endpoint.epoch)
 
     def _give_up(self, reason: str) -> None:
         """A scheduler cannot go on, so the process has to end: the coordinator does it, and tells its requests why."""
@@ -375,9 +352,7 @@ class StageProcess:
             case DataReadyMessage():
                 self._on_data(message)
             case SubmitMessage():
-                reply = self.submit(message)
-                if reply.error is not None:
-                    self.send_failure(message.stage, message.request_id, reply.error.exception())
+                self._on_submit(message)
             case AbortMessage():
                 self._abort(message)
             case PeersMessage():
@@ -397,6 +372,28 @@ class StageProcess:
         for name, stage in self.stages.items():
             if not message.stages or name in message.stages:
                 stage.abort(message.request_id)
+
+    def _on_submit(self, message: SubmitMessage) -> None:
+        stage = self.stages.get(message.stage)
+        if stage is None or message.epoch != self._view[0] or stage.is_over(message.request_id):
+            self._carrier.decline(message.epoch, message.payload)
+            if stage is None:
+                error = Unsupported(f"process {self.process} has no stage {message.stage}")
+                self.send_failure(message.stage, message.request_id, error)
+            return
+        self._routes.arriving(message.request_id, message.route)
+        try:
+            if message.record is not None:
+                self._record(message.request_id, message.record)
+            if message.traced:
+                self._traces.open(message.request_id)
+                self._traces.arrived(message.request_id, ORCHESTRATOR, message.stage, stream=False)
+            payload = self._carrier.unpack(message.epoch, message.payload)
+            stage.on_payload(message.request_id, CLIENT, payload, time.monotonic() + message.remaining)
+        except OmniError as error:
+            stage.fail(message.request_id, error)
+        finally:
+            self._routes.arrived(message.request_id)
 
     def _on_data(self, message: DataReadyMessage) -> None:
         stage = self.stages.get(message.target)

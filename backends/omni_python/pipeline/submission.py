@@ -1,4 +1,4 @@
-"""The threads that submit requests to the entry stage: each submission is a blocking call."""
+"""The threads that bring requests on their way: each may have to wait for stage processes, or for room in the relay."""
 
 from __future__ import annotations
 
@@ -16,23 +16,13 @@ class SubmitThreads(Generic[T]):
     """`submit(request)` is called on one of `count` threads and must not raise."""
 
     def __init__(self, count: int, submit: Callable[[T], None]) -> None:
-        self._count = count
         self._submit = submit
         self._requests: queue.SimpleQueue[T | None] = queue.SimpleQueue()
-        self._threads: set[threading.Thread] = set()
-        self._calling: set[threading.Thread] = set()
+        self._threads = [threading.Thread(target=self._run, name="omni-submit", daemon=True) for _ in range(count)]
 
     def start(self) -> None:
-        while len(self._threads) < self._count:
-            thread = threading.Thread(target=self._run, name="omni-submit", daemon=True)
-            self._threads.add(thread)
+        for thread in self._threads:
             thread.start()
-
-    def replace_stuck(self) -> None:
-        """New threads for those inside a call. A call into a process that died may never return: its thread is left
-        behind, and ends if it ever does."""
-        self._threads -= self._calling
-        self.start()
 
     def stop(self) -> None:
         for _ in self._threads:
@@ -44,16 +34,13 @@ class SubmitThreads(Generic[T]):
         self._requests.put(request)
 
     def _run(self) -> None:
-        me = threading.current_thread()
-        while me in self._threads and self._submit_next(me):
+        while self._submit_next():
             pass
 
-    def _submit_next(self, me: threading.Thread) -> bool:
+    def _submit_next(self) -> bool:
         """A call of its own, so that nothing of a request is held while waiting for the next."""
         request = self._requests.get()
         if request is None:
             return False
-        self._calling.add(me)
         self._submit(request)
-        self._calling.discard(me)
         return True

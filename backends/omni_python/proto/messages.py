@@ -82,8 +82,7 @@ class _Message(msgspec.Struct, array_like=True, frozen=True, tag=True, gc=False)
 
 
 class SubmitMessage(_Message, frozen=True):
-    """Coordinator to the entry stage: start this request, which has `remaining` seconds left. By BLS, or, since that
-    reaches any instance of a model, straight to the chosen one where the process has replicas."""
+    """Coordinator to the entry stage: start this request, which has `remaining` seconds left."""
 
     request_id: str
     stage: str
@@ -92,13 +91,6 @@ class SubmitMessage(_Message, frozen=True):
     route: Route = ()
     record: RecordOrder | None = None
     traced: bool = False
-
-
-class SubmitReply(msgspec.Struct, array_like=True, frozen=True):
-    """The entry stage's answer: the epoch of the instance that took the request, or why it was refused."""
-
-    epoch: int
-    error: WireError | None = None
 
 
 class DataReadyMessage(_Message, frozen=True):
@@ -277,9 +269,6 @@ def decode_message(frame: bytes) -> ControlMessage:
         return _decode(frame)
     except (UnicodeDecodeError, RecursionError) as error:  # a tag that is no UTF-8; nests in fields to be skipped
         raise msgspec.DecodeError(str(error)) from None
-
-
-decode_reply = msgspec.msgpack.Decoder(SubmitReply).decode
 
 
 def new_epoch() -> int:

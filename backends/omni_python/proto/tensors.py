@@ -71,11 +71,11 @@ OUTPUTS: tuple[TensorSpec, ...] = (
 )
 """Outputs of the orchestrator."""
 
-STAGE_INPUTS: tuple[TensorSpec, ...] = (TensorSpec("message", "UINT8", (-1,)), TensorSpec("recording", "UINT8", (-1,)))
-"""A stage model takes one encoded message, or a recording to be replayed ..."""
+STAGE_INPUTS: tuple[TensorSpec, ...] = (TensorSpec("recording", "UINT8", (-1,), optional=False),)
+"""A stage model takes a recording to be replayed; requests of the pipeline reach it over its own socket ..."""
 
 STAGE_OUTPUTS: tuple[TensorSpec, ...] = (TensorSpec("reply", "UINT8", (-1,), optional=False),)
-"""... and answers with an encoded message, or piece by piece with a recording of the replay's outputs."""
+"""... and answers piece by piece with a recording of the replay's outputs."""
 
 AUDIO_FORMATS: tuple[str, ...] = ("fp32", "pcm16", "wav")
 """Valid values of `audio_format`; the first is the default."""
