@@ -33,7 +33,8 @@ import torch
 from tests.models import tiny_model
 
 from omni_python.models.qwen3_omni import stages
-from omni_python.models.qwen3_omni.payloads import CodecFrames, GenerationOptions, Prompt, TalkerPrompt, ThinkerInput
+from omni_python.models.qwen3_omni.payloads import CodecFrames, Prompt, TalkerPrompt, ThinkerInput
+from omni_python.models.text.options import GenerationOptions
 from omni_python.models.text.payloads import AnswerToken, ThinkerResult
 from omni_python.proto.sampling import SamplingParams
 from omni_python.proto.work import IncomingMessage

@@ -22,7 +22,6 @@ from omni_python.models.qwen3_omni.architecture import model_config
 from omni_python.models.qwen3_omni.payloads import (
     AudioEmbeds,
     CodecFrames,
-    GenerationOptions,
     Prompt,
     TalkerPrompt,
     ThinkerInput,
@@ -34,6 +33,7 @@ from omni_python.models.qwen3_omni.talker_runner import TalkerModelRunner
 from omni_python.models.qwen3_omni.thinker import load_thinker
 from omni_python.models.qwen3_omni.thinker_runner import MediaTokens, ThinkerModelRunner
 from omni_python.models.text.detokenizer import TokenBytes
+from omni_python.models.text.options import GenerationOptions
 from omni_python.models.text.payloads import AnswerToken
 from omni_python.proto.sampling import SamplingParams
 from omni_python.proto.work import IncomingMessage

@@ -14,6 +14,7 @@ import torch
 
 from omni_python.models.qwen3_omni.preprocess import TALKER_DEFAULTS, Preprocessor
 from omni_python.models.qwen3_omni.prompt import MEDIA_TOKENS, PromptBuilder
+from omni_python.models.text.options import default_sampling
 from omni_python.proto.errors import InvalidArgument
 from omni_python.proto.request import AudioPart, ImagePart, Message, OmniRequest, TextPart, VideoPart
 from omni_python.proto.sampling import SamplingParams
@@ -174,7 +175,7 @@ def test_generation_config_decides_the_thinkers_defaults(tmp_path: Path) -> None
     given = {"do_sample": True, "temperature": 0.7, "top_k": 20, "top_p": 0.8, "repetition_penalty": 1.1}
     (out / "generation_config.json").write_text(json.dumps(given))
     expected = SamplingParams(temperature=0.7, top_k=20, top_p=0.8, repetition_penalty=1.1)
-    assert Preprocessor(out, speech=False).thinker_defaults == expected
+    assert default_sampling(out) == expected
 
 
 def test_older_places_of_the_chat_template(tmp_path: Path) -> None:

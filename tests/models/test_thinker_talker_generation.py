@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from omni_python.models.loading.tokenizer import load_tokenizer
-from omni_python.models.qwen3_omni.payloads import GenerationOptions, Prompt, ThinkerInput
+from omni_python.models.qwen3_omni.payloads import Prompt, ThinkerInput
+from omni_python.models.text.options import GenerationOptions
 from omni_python.proto.errors import InvalidArgument
 from omni_python.proto.sampling import SamplingParams
 from tests.models import tiny_model

@@ -15,7 +15,8 @@ import numpy as np
 import torch
 
 from omni_python.models.qwen3_omni import tiny
-from omni_python.models.qwen3_omni.payloads import AudioEmbeds, GenerationOptions, Prompt, ThinkerInput, VisionEmbeds
+from omni_python.models.qwen3_omni.payloads import AudioEmbeds, Prompt, ThinkerInput, VisionEmbeds
+from omni_python.models.text.options import GenerationOptions
 from omni_python.proto.sampling import SamplingParams
 
 GREEDY = SamplingParams(max_tokens=12)

@@ -5,9 +5,9 @@ Letters in shapes: P prompt tokens, H the thinker's hidden size, G code groups o
 
 from __future__ import annotations
 
-import msgspec
 import torch
 
+from omni_python.models.text.options import GenerationOptions
 from omni_python.proto.payload import Payload
 from omni_python.proto.sampling import SamplingParams
 
@@ -32,17 +32,6 @@ class AudioInput(Payload):
 
     features: torch.Tensor
     lengths: torch.Tensor
-
-
-class GenerationOptions(msgspec.Struct, array_like=True):
-    """What the client asked of the generating stages."""
-
-    thinker: SamplingParams
-    talker: SamplingParams
-    speech: bool
-    voice: str
-    stream: bool
-    echo_text: str = ""
 
 
 class Prompt(Payload):

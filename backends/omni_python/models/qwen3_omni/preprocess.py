@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
 import torch
 
-from omni_python.models.loading.checkpoint import CheckpointError, load_config, load_json
+from omni_python.models.loading.checkpoint import CheckpointError, load_config
 from omni_python.models.qwen3_omni.features import AudioFeatures, Patcher, audio_tokens
 from omni_python.models.qwen3_omni.info import context, default_voice, voices
 from omni_python.models.qwen3_omni.limits import RequestLimits
-from omni_python.models.qwen3_omni.payloads import AudioInput, GenerationOptions, Preprocessed, Prompt, VisionInput
+from omni_python.models.qwen3_omni.payloads import AudioInput, Preprocessed, Prompt, VisionInput
 from omni_python.models.qwen3_omni.prompt import PromptBuilder, VideoSpan
 from omni_python.models.qwen3_omni.rope import RopeIndex
+from omni_python.models.text.options import OptionReader, check_messages, default_sampling
 from omni_python.preprocessing.audio import decode_audio, resample
 from omni_python.preprocessing.image import decode_image
 from omni_python.preprocessing.media.loader import MediaLoader
@@ -25,18 +25,15 @@ from omni_python.preprocessing.media.policy import MediaPolicy
 from omni_python.preprocessing.video import Sampling, decode_video, probe_video
 from omni_python.proto.errors import InvalidArgument
 from omni_python.proto.request import (
-    ROLES,
     AudioPart,
     ContentPart,
     ImagePart,
     Message,
     OmniRequest,
-    TextPart,
     VideoPart,
 )
 from omni_python.proto.sampling import SamplingParams
 
-MODALITIES = ("text", "audio")
 TALKER_DEFAULTS = SamplingParams(temperature=0.9, top_k=50, top_p=1.0, repetition_penalty=1.05, max_tokens=4096)
 """As in transformers' Qwen3OmniMoeForConditionalGeneration.generate."""
 
@@ -71,15 +68,15 @@ class Preprocessor:
         limits: RequestLimits | None = None,
     ) -> None:
         config = load_config(model_path)
-        self.speech = speech
         self._media = media or MediaLoader(MediaPolicy())
         self._limits = limits or RequestLimits()
         self.voices = voices(config)
         if speech and not self.voices:
             raise CheckpointError(f"checkpoint {str(model_path)!r} cannot speak: its talker_config has no speaker_id")
-        self.default_voice = default_voice(self.voices)
+        self._options = OptionReader(
+            speech, self.voices, default_voice(self.voices), default_sampling(model_path), TALKER_DEFAULTS
+        )
         self.context = context(config)
-        self.thinker_defaults = _thinker_defaults(model_path)
         self._window = int(config["thinker_config"]["audio_config"]["n_window"])
         self._prompt = PromptBuilder(model_path)
         self._positions = RopeIndex.from_config(config)
@@ -90,7 +87,7 @@ class Preprocessor:
         self._seconds_per_grid = self._videos.temporal / self._sampling.fps
 
     def __call__(self, request: OmniRequest) -> Preprocessed:
-        _check_messages(request.messages)
+        check_messages(request.messages)
         options = self._options(request)
         text = self._prompt.render(request.messages)
         media = self._load(self._media.load(request).messages)
@@ -110,56 +107,6 @@ class Preprocessor:
             [self._seconds_per_grid] * len(media.video_grids),
         )
         return Preprocessed(Prompt(input_ids, position_ids, rope_delta, options), vision, audio)
-
-    # ---- what the client asks of the generating stages
-
-    def _options(self, request: OmniRequest) -> GenerationOptions:
-        return GenerationOptions(
-            *self._sampling_params(request.sampling),
-            speech=self._wants_speech(request.modalities),
-            voice=self._voice(request.voice),
-            stream=request.stream,
-            echo_text=_text(request.messages[-1]) if request.echo else "",
-        )
-
-    def _wants_speech(self, modalities: list[str] | None) -> bool:
-        """Whether to speak. `["audio"]` is the same as `["text", "audio"]`: speech is always spoken from a text."""
-        if modalities is None:
-            return self.speech
-        unknown = next((modality for modality in modalities if modality not in MODALITIES), None)
-        if unknown is not None or not modalities:
-            what = "no modality is given" if unknown is None else f"unknown modality {unknown!r}"
-            raise InvalidArgument(f"modalities: {what}; valid: {', '.join(MODALITIES)}")
-        if "audio" in modalities and not self.speech:
-            raise InvalidArgument('modalities: this pipeline cannot speak; ask for ["text"]')
-        return "audio" in modalities
-
-    def _voice(self, voice: str | None) -> str:
-        if voice is None:
-            return self.default_voice
-        if voice.lower() not in self.voices:
-            valid = f"valid: {', '.join(self.voices)}" if self.voices else "this checkpoint has no voices"
-            raise InvalidArgument(f"voice: unknown voice {voice!r}; {valid}")
-        return voice.lower()
-
-    def _sampling_params(self, given: dict[str, Any]) -> tuple[SamplingParams, SamplingParams]:
-        """The thinker's parameters (top level, then the object "thinker") and the talker's (the object "talker")."""
-        stages = {stage: given.get(stage, {}) for stage in ("thinker", "talker")}
-        for stage, values in stages.items():
-            if not isinstance(values, dict):
-                raise InvalidArgument(f"sampling_parameters.{stage} must be an object, not {type(values).__name__}")
-        top = {key: value for key, value in given.items() if key not in stages}
-        unknown = sorted(set(top) - set(SamplingParams.__struct_fields__))
-        if unknown:
-            valid = ", ".join((*SamplingParams.__struct_fields__, *stages))
-            raise InvalidArgument(f"sampling_parameters: unknown key {unknown[0]!r}; valid keys: {valid}")
-        if "stop" in stages["talker"]:
-            raise InvalidArgument("sampling_parameters.talker: speech has no stop strings; put `stop` at the top level")
-        thinker = self.thinker_defaults.override(top, "sampling_parameters")
-        return (
-            thinker.override(stages["thinker"], "sampling_parameters.thinker"),
-            TALKER_DEFAULTS.override(stages["talker"], "sampling_parameters.talker"),
-        )
 
     # ---- media
 
@@ -242,30 +189,11 @@ class Preprocessor:
         )
 
 
-def _check_messages(messages: list[Message]) -> None:
-    if not messages:
-        raise InvalidArgument("the request has no message and no text")
-    for index, message in enumerate(messages):
-        if message.role not in ROLES:
-            raise InvalidArgument(f"messages[{index}]: unknown role {message.role!r}; valid: {', '.join(ROLES)}")
-        if message.role != "user" and not all(isinstance(part, TextPart) for part in message.content):
-            raise InvalidArgument(f"messages[{index}]: media are accepted in turns of the role user only")
-    last = messages[-1]
-    if last.role != "user":
-        raise InvalidArgument(f"the last message must be of the role user, not {last.role}")
-    if not _text(last).strip() and all(isinstance(part, TextPart) for part in last.content):
-        raise InvalidArgument("the prompt is empty; give a text or media")
-
-
 def _parts(messages: list[Message]) -> Iterator[tuple[str, ContentPart]]:
     """Every content part, with the words by which an error tells where it is."""
     for turn, message in enumerate(messages):
         for index, part in enumerate(message.content):
             yield f"messages[{turn}].content[{index}]", part
-
-
-def _text(message: Message) -> str:
-    return "".join(part.text for part in message.content if isinstance(part, TextPart))
 
 
 def _vision_input(media: _Media) -> VisionInput | None:
@@ -276,22 +204,4 @@ def _vision_input(media: _Media) -> VisionInput | None:
         image_grids=torch.tensor(media.image_grids) if media.images else None,
         video_pixels=torch.cat(media.videos) if media.videos else None,
         video_grids=torch.tensor(media.video_grids) if media.videos else None,
-    )
-
-
-def _thinker_defaults(model_path: str | Path) -> SamplingParams:
-    """Greedy, unless the checkpoint's generation_config.json says `do_sample`; lengths and penalties from there too."""
-    try:
-        given = load_json(model_path, "generation_config.json")
-    except CheckpointError:
-        given = {}
-    values: dict[str, Any] = {
-        "repetition_penalty": given.get("repetition_penalty"),
-        "max_tokens": given.get("max_new_tokens"),
-    }
-    if given.get("do_sample"):
-        values["temperature"] = given.get("temperature") or 1.0
-        values |= {key: given.get(key) for key in ("top_p", "top_k")}
-    return SamplingParams().override(
-        {key: value for key, value in values.items() if value is not None}, "generation_config.json"
     )
