@@ -16,7 +16,10 @@ from omni_python.layers.rope import Rotary, rotate
 
 @dataclass(frozen=True)
 class DecoderConfig:
-    """Sizes of a decoder stack. `experts` 0 makes every layer dense; `mrope_sections` None means 1D positions."""
+    """Sizes of a decoder stack. `experts` 0 makes every layer dense; `mrope_sections` None means 1D positions.
+
+    `attention_bias` is of queries, keys and values, and of attention's output too where `output_bias` is left out.
+    """
 
     hidden: int
     layers: int
@@ -27,7 +30,9 @@ class DecoderConfig:
     rope_theta: float
     norm_eps: float = 1e-6
     mrope_sections: Sequence[int] | None = None
+    mrope_interleaved: bool = True
     attention_bias: bool = False
+    output_bias: bool | None = None
     qk_norm: bool = True
     experts: int = 0
     experts_per_token: int = 0
@@ -67,7 +72,8 @@ class Attention(nn.Module):
         self.q_proj = nn.Linear(config.hidden, config.heads * config.head_dim, bias=bias)
         self.k_proj = nn.Linear(config.hidden, config.kv_heads * config.head_dim, bias=bias)
         self.v_proj = nn.Linear(config.hidden, config.kv_heads * config.head_dim, bias=bias)
-        self.o_proj = nn.Linear(config.heads * config.head_dim, config.hidden, bias=bias)
+        output_bias = bias if config.output_bias is None else config.output_bias
+        self.o_proj = nn.Linear(config.heads * config.head_dim, config.hidden, bias=output_bias)
         norms = [RMSNorm(config.head_dim, config.norm_eps) if config.qk_norm else nn.Identity() for _ in range(2)]
         self.q_norm, self.k_norm = norms
 
@@ -115,7 +121,7 @@ class Decoder(nn.Module):
         self.config = config
         self.layers = nn.ModuleList(DecoderLayer(config, index) for index in range(config.layers))
         self.norm = RMSNorm(config.hidden, config.norm_eps)
-        self.rotary = Rotary(config.head_dim, config.rope_theta, config.mrope_sections)
+        self.rotary = Rotary(config.head_dim, config.rope_theta, config.mrope_sections, config.mrope_interleaved)
 
     def new_cache(self, num_pages: int) -> PagedKVCache:
         weight = self.norm.weight

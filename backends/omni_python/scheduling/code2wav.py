@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
@@ -72,11 +72,13 @@ class _Speech:
 
 
 @dataclass(slots=True, frozen=True)
-class _Window:
-    """`codes` [G, context + new frames] of a request; of the context, `again` frames are decoded once more."""
+class Window:
+    """`codes` [G, context + new frames + those behind them] of a request, of which the first stands at `first` in the
+    answer; of the context, `again` frames are decoded once more."""
 
-    speech: _Speech
+    request_id: str
     codes: torch.Tensor
+    first: int
     context: int
     again: int
     new: int
@@ -89,6 +91,9 @@ class Code2WavScheduler(LoopScheduler):
     Windows are joined without a seam: a later window's audio begins `trim` samples before its first new frame, where
     the one before it ended. So n frames always give n * samples_per_frame - trim samples, in whatever chunks they are
     decoded, with the values of one call wherever the left context covers the vocoder's receptive field.
+
+    A vocoder whose samples depend on later frames too is given up to `lookahead` frames behind a window's new ones, as
+    soon as they are there.
 
     Answers that are not streamed are decoded in windows of `whole_frames`: one call up to that many frames. Beyond,
     Hugging Face's `chunked_decode` (which cuts at 300 frames with a context of 25) leaves out `trim` samples at every
@@ -107,11 +112,14 @@ class Code2WavScheduler(LoopScheduler):
         max_batch: int = 8,
         crossfade_samples: int = 0,
         name: str = "code2wav",
+        lookahead: int = 0,
     ) -> None:
         super().__init__(name)
         self._first_chunk_frames = chunk_frames if first_chunk_frames is None else first_chunk_frames
-        if min(chunk_frames, self._first_chunk_frames, left_context, whole_frames, max_batch) < 1:
-            raise InvalidArgument("chunk_frames, left_context, whole_frames and max_batch must be at least 1")
+        if min(chunk_frames, self._first_chunk_frames, left_context, whole_frames, max_batch) < 1 or lookahead < 0:
+            raise InvalidArgument(
+                "chunk_frames, left_context, whole_frames and max_batch must be at least 1, lookahead at least 0"
+            )
         most = min(chunk_frames, self._first_chunk_frames, left_context) * vocoder.samples_per_frame - vocoder.trim
         if not 0 <= crossfade_samples <= most:
             raise InvalidArgument(f"crossfade_samples must be 0..{most}, within the left context and every window")
@@ -119,6 +127,7 @@ class Code2WavScheduler(LoopScheduler):
         self._vocoder = vocoder
         self._chunk_frames = chunk_frames
         self._left_context = left_context
+        self._lookahead = lookahead
         self._whole_frames = whole_frames
         self._max_batch = max_batch
         self._speeches: dict[str, _Speech] = {}
@@ -162,52 +171,62 @@ class Code2WavScheduler(LoopScheduler):
         if self._is_finished(speech):
             self._give(speech, speech.held)
 
+    def decode(self, windows: Sequence[Window]) -> Sequence[np.ndarray]:
+        """float32 samples of each of `windows`, whose context and frames are equally many, after the context that is
+        not decoded again. To be overridden where a speech depends on more than its codes."""
+        codes = torch.stack([window.codes for window in windows])
+        audio: np.ndarray = self._vocoder.decode(codes, windows[0].context - windows[0].again).numpy()
+        return list(audio)
+
     def work(self) -> bool:
-        alike: dict[tuple[int, int], list[_Window]] = {}
+        alike: dict[tuple[int, int, int], list[Window]] = {}
         for speech in self._speeches.values():
             if (window := self._next_window(speech)) is not None:
-                alike.setdefault((window.context, window.new), []).append(window)
+                alike.setdefault((window.context, window.new, window.codes.shape[1]), []).append(window)
         for windows in alike.values():
             for start in range(0, len(windows), self._max_batch):
                 self._decode(windows[start : start + self._max_batch])
         return bool(alike)
 
-    def _next_window(self, speech: _Speech) -> _Window | None:
+    def _next_window(self, speech: _Speech) -> Window | None:
         waiting = speech.received - speech.decoded
         size = self._whole_frames
         if speech.stream:
             size = self._chunk_frames if speech.decoded else self._first_chunk_frames
-        if waiting == 0 or not (speech.complete or (speech.stream and waiting >= size)):
+        if waiting == 0 or not (speech.complete or (speech.stream and waiting >= size + self._lookahead)):
             return None
         new = min(size, waiting)
         context = min(self._left_context, speech.decoded)
         frames = torch.cat(speech.frames)
         begin = speech.decoded - context - speech.first
+        end = begin + context + min(waiting, new + self._lookahead)
         speech.frames, speech.first = [frames[begin:]], speech.decoded - context
-        return _Window(speech, frames[begin : begin + context + new].T, context, self._again(context), new)
+        return Window(speech.request_id, frames[begin:end].T, speech.first, context, self._again(context), new)
 
-    def _decode(self, windows: list[_Window]) -> None:
+    def _decode(self, windows: list[Window]) -> None:
         self.batch_sizes.observe(len(windows))
-        for window in windows:
-            if not window.speech.decoded:
-                self.on_began(window.speech.request_id)
+        speeches = [self._speeches[window.request_id] for window in windows]
+        for speech in speeches:
+            if not speech.decoded:
+                self.on_began(speech.request_id)
         start = time.monotonic() if self.traces else 0.0
         try:
-            codes = torch.stack([window.codes for window in windows])
-            audio = self._vocoder.decode(codes, windows[0].context - windows[0].again).numpy()
+            decoded = self.decode(windows)
         except Exception as error:
             logger.exception("decoding %d windows failed", len(windows))
             for window in windows:
-                self.fail(window.speech.request_id, error)
+                self.fail(window.request_id, error)
             return
         if start:
-            self.note_step([window.speech.request_id for window in windows], start)
-        for window, samples in zip(windows, audio, strict=True):
-            window.speech.decoded += window.new
+            self.note_step([window.request_id for window in windows], start)
+        for window, speech, samples in zip(windows, speeches, decoded, strict=True):
+            speech.decoded += window.new
+            behind = window.codes.shape[1] - window.context - window.new
+            samples = samples[: len(samples) - behind * self._vocoder.samples_per_frame]
             repeated = window.again * self._vocoder.samples_per_frame
             if window.context == window.again:  # from the very beginning, where a trimmed frame has fewer samples
                 repeated -= self._vocoder.trim
-            self._give(window.speech, self._faded(window.speech, samples, repeated))
+            self._give(speech, self._faded(speech, samples, repeated))
 
     def _faded(self, speech: _Speech, samples: np.ndarray, repeated: int) -> np.ndarray:
         """What was held and `samples`, of which `repeated` were decoded before; without what is to be held now."""
