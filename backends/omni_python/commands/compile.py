@@ -22,6 +22,7 @@ examples:
   omni compile qwen3_omni --model-path Qwen/Qwen3-Omni-30B-A3B-Instruct --name qwen3_omni
   omni compile my_package.my_model.MyPipelineConfig --model-path ../checkpoints/mine --set thinker.max_batch=16
   omni compile model_repository/qwen3_omni/1/pipeline.yaml      # after editing that file
+  omni compile pipeline.yaml --host speech --output speech/model_repository
 """
 
 
@@ -55,6 +56,11 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         help="the model repository to write into (default: %(default)s)",
     )
     parser.add_argument(
+        "--host",
+        metavar="NAME",
+        help="of a pipeline on several hosts, the one whose models to write: each has a repository of its own",
+    )
+    parser.add_argument(
         "--set",
         action="append",
         default=[],
@@ -80,7 +86,7 @@ def run(args: argparse.Namespace) -> int:
     config = _load(args.pipeline, changes)
     if args.overrides:
         config = config.changed(runtime_overrides=_overridden(config, args.overrides))
-    files = [str(path) for path in compile_pipeline(config, args.output)]
+    files = [str(path) for path in compile_pipeline(config, args.output, args.host)]
     if args.json:
         print(json.dumps({"pipeline": config.resolved_name, "files": files}))
     else:

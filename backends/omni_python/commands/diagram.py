@@ -45,7 +45,8 @@ def draw(config: PipelineConfig) -> list[str]:
     entry = topology.group_of(topology.entry_stage)
     how = "submit, to the least loaded" if entry.replicas > 1 else "submit"
     submit = _Row("client", topology.entry_stage, "inline, shm", how)
-    boxes = [_Box(f"{topology.orchestrator_model} (orchestrator)", "CPU", ((submit,),))]
+    place = _at(topology.orchestrator_host, "CPU")
+    boxes = [_Box(f"{topology.orchestrator_model} (orchestrator)", place, ((submit,),))]
     boxes += [_box(config, topology, group) for group in topology.groups]
     rows = [row for box in boxes for stage in box.rows for row in stage]
     words = max(len(row.way) for row in rows) + max(len(row.kind) for row in rows)
@@ -80,7 +81,12 @@ class _Columns:
 
 def _box(config: PipelineConfig, topology: Topology, group: ProcessGroup) -> _Box:
     title = group.triton_model if group.replicas == 1 else f"{group.triton_model}, {group.replicas} replicas"
-    return _Box(title, _place(group), tuple(tuple(_rows(config, topology, name)) for name in group.stages))
+    rows = tuple(tuple(_rows(config, topology, name)) for name in group.stages)
+    return _Box(title, _at(group.host, _place(group)), rows)
+
+
+def _at(host: str, place: str) -> str:
+    return f"{host}: {place}" if host else place
 
 
 def _place(group: ProcessGroup) -> str:

@@ -104,6 +104,7 @@ def _as_json(path: Path, result: PipelineConfig | ConfigError) -> dict[str, Any]
     models = [
         {
             "name": group.triton_model,
+            "host": group.host or None,
             "stages": list(group.stages),
             "replica_gpus": [list(gpus) for gpus in group.replica_gpus],
         }
@@ -160,10 +161,12 @@ def _printable(text: str) -> str:
 
 def _details(config: PipelineConfig) -> list[str]:
     """One line a Triton model, and under it a line for each stage, each edge, and each way of its payloads."""
+    from omni_python.config.hosts import listeners
     from omni_python.config.topology import resolve_topology
 
     topology = resolve_topology(config)
-    lines = [f"  {topology.orchestrator_model}  orchestrator, CPU"]
+    lines = [f"  {listener.url}  {process or 'orchestrator'}" for (process, _), listener in listeners(config).items()]
+    lines.append(f"  {topology.orchestrator_model}  orchestrator, CPU{_on(topology.orchestrator_host)}")
     for group in topology.groups:
         lines.append(f"  {group.triton_model}  {_placement(group)}")
         for name in group.stages:
@@ -176,18 +179,24 @@ def _memory_lines(config: PipelineConfig) -> list[str]:
     from omni_python.config.memory import memory_shares, share_table
 
     lines = []
-    for gpu, shares in memory_shares(config).items():
-        lines.append(f"  memory of GPU {gpu}")
-        lines += [f"    {line}" for line in share_table(shares)]
+    for host in config.hosts or ("",):
+        for gpu, shares in memory_shares(config, host).items():
+            lines.append(f"  memory of GPU {gpu}{_on(host)}")
+            lines += [f"    {line}" for line in share_table(shares)]
     return lines
 
 
 def _placement(group: ProcessGroup) -> str:
     ranks = f", processes {', '.join(group.rank_processes)}" if group.tp_size > 1 else ""
+    ranks += _on(group.host)
     if group.replicas == 1:
         return f"process {group.name}, {_gpus(group.gpus)}{ranks}"
     where = "; ".join(f"{group.replica_name(i)} {_gpus(gpus)}" for i, gpus in enumerate(group.replica_gpus))
     return f"process {group.name}, replicas {where}{ranks}"
+
+
+def _on(host: str) -> str:
+    return f" on {host}" if host else ""
 
 
 def _gpus(gpus: tuple[int, ...]) -> str:

@@ -19,6 +19,7 @@ from tritonclient.grpc.model_config_pb2 import (
 
 from omni_python.config.errors import ConfigError, Problem
 from omni_python.config.files import save_pipeline
+from omni_python.config.hosts import check_host
 from omni_python.config.schema import PipelineConfig
 from omni_python.config.topology import ProcessGroup, Topology, resolve_topology
 from omni_python.proto.tensors import INPUTS, OUTPUTS, STAGE_INPUTS, STAGE_OUTPUTS, TensorSpec
@@ -29,14 +30,16 @@ _HEADER = "# Written by `omni compile`: change 1/pipeline.yaml of the pipeline's
 _DATA_TYPES = {"BYTES": "TYPE_STRING"}
 
 
-def compile_pipeline(config: PipelineConfig, repository: Path) -> list[Path]:
+def compile_pipeline(config: PipelineConfig, repository: Path, host: str | None = None) -> list[Path]:
     """Write the models of `config` into the folder `repository`; returns the files written, sorted.
 
-    Models of an earlier compilation of the same pipeline that it no longer has are removed. Raises `ConfigError`, and
-    writes nothing, if a model's folder is there that does not belong to this pipeline.
+    Of a pipeline on several hosts, those of one `host`; where the orchestrator is on another, the model with the
+    pipeline's name keeps the host's processes. Models of an earlier compilation of the same pipeline that it no longer
+    has are removed. Raises `ConfigError`, and writes nothing, if a model's folder is there that does not belong to this
+    pipeline, or `host` is none of its hosts.
     """
     topology = resolve_topology(config)
-    models = {model.name: model for model in model_configs(topology)}
+    models = {model.name: model for model in model_configs(topology, check_host(config, host))}
     _check_owners(topology.pipeline, list(models), repository)
     for name in compiled_models(repository, topology.pipeline):
         if name not in models:
@@ -65,27 +68,30 @@ def compiled_models(repository: Path, pipeline: str) -> list[str]:
     return sorted(path.parent.name for path in repository.glob("*/config.pbtxt") if _owner(path) == pipeline)
 
 
-def model_configs(topology: Topology) -> list[ModelConfig]:
-    """Triton's configuration of every model: the orchestrator's, then those of the process groups in their order."""
+def model_configs(topology: Topology, host: str = "") -> list[ModelConfig]:
+    """Triton's configuration of every model of a host ("" for a pipeline on one): the orchestrator's, or its keeper's,
+    then those of the process groups in their order."""
     orchestrator = _model_config(topology.orchestrator_model, INPUTS, OUTPUTS)
     orchestrator.instance_group.append(_instances(None))
-    _set_parameters(orchestrator, omni_role="orchestrator", omni_pipeline=topology.pipeline)
+    role = "orchestrator" if host == topology.orchestrator_host else "keeper"
+    of_host = {"omni_host": host} if host else {}
+    _set_parameters(orchestrator, omni_role=role, omni_pipeline=topology.pipeline, **of_host)
     models = [orchestrator]
-    for group in topology.groups:
+    for group in topology.on_host(host):
         model = _model_config(group.triton_model, STAGE_INPUTS, STAGE_OUTPUTS)
         # A tensor-parallel replica is one instance too: rank 0, which starts the others.
         if group.replicas == 1:
             model.instance_group.append(_instances(group.gpu))
         else:
             model.instance_group.extend(replica_instances(group, range(group.replicas)))
-        _set_parameters(model, omni_role="stage", omni_pipeline=topology.pipeline, omni_process=group.name)
+        _set_parameters(model, omni_role="stage", omni_pipeline=topology.pipeline, omni_process=group.name, **of_host)
         models.append(model)
     return models
 
 
 def model_with_replicas(topology: Topology, group: ProcessGroup, replicas: Collection[int]) -> str:
     """The configuration, as Triton's load API takes it (JSON), of a process's model with some of its replicas alone."""
-    model = next(model for model in model_configs(topology) if model.name == group.triton_model)
+    model = next(model for model in model_configs(topology, group.host) if model.name == group.triton_model)
     del model.instance_group[:]
     model.instance_group.extend(replica_instances(group, sorted(replicas)))
     return json_format.MessageToJson(model, preserving_proto_field_name=True)

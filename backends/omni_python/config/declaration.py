@@ -77,9 +77,14 @@ class RelayConfig(ConfigModel):
 
 
 class EndpointsConfig(ConfigModel):
-    """Where the private socket directory is made; None stands for XDG_RUNTIME_DIR or the system's temporary folder."""
+    """Where the private socket directory is made; None stands for XDG_RUNTIME_DIR or the system's temporary folder.
+
+    `key_file` is an absolute path on each host of a pipeline on several: the key that its processes prove to each
+    other.
+    """
 
     base_path: StrictStr | None = None
+    key_file: StrictStr | None = None
 
     @field_validator("base_path")
     @classmethod
@@ -92,6 +97,15 @@ class EndpointsConfig(ConfigModel):
             )
         return value
 
+    @field_validator("key_file")
+    @classmethod
+    def _check_key_file(cls, value: str | None) -> str | None:
+        if value is not None and not value.startswith("/"):
+            raise PydanticCustomError(
+                "omni", "must be an absolute path, such as /etc/omni/key, not {value}", {"value": repr(value)}
+            )
+        return value
+
     @property
     def resolved_base_path(self) -> Path:
         return Path(self.base_path or environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir())
@@ -99,6 +113,30 @@ class EndpointsConfig(ConfigModel):
     @classmethod
     def _paths(cls, data: dict[str, Any]) -> tuple[str, list[str]]:
         return "endpoints", []
+
+
+class HostConfig(ConfigModel):
+    """A machine, or pod, with a tritonserver of its own for a part of the pipeline.
+
+    `address` is the IP address or DNS name by which the other hosts reach it. Its processes listen at this address
+    alone, each at a port of its own, from `port` upwards. The relay chooses its ports itself.
+    """
+
+    address: Annotated[StrictStr, Field(max_length=253)]
+    port: Annotated[StrictInt, Field(ge=1024, le=65535)] = 7100
+
+    @field_validator("address")
+    @classmethod
+    def _check_address(cls, value: str) -> str:
+        if not re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?|[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*", value):
+            raise PydanticCustomError(
+                "omni", "must be an IP address or a DNS name without a port, not {value}", {"value": repr(value)}
+            )
+        return value
+
+    @classmethod
+    def _paths(cls, data: dict[str, Any]) -> tuple[str, list[str]]:
+        return "host", []
 
 
 class LimitsConfig(ConfigModel):
@@ -160,12 +198,14 @@ class StageConfig(ConfigModel):
     `stream_done_to_fn(request_id, output)` picks those that are told of the end. `project_payload` maps a target to
     the function that makes its part of a result. `process` is required unless `tp_size` > 1.
 
+    `host` is one of the pipeline's hosts, by default that of the orchestrator.
     `replicas` is how many processes run the stage's process group side by side; each request stays with one of them.
     `gpu` is the GPU of all, or lists the GPUs of one replica after the other, `tp_size` for each.
     """
 
     name: Name
     process: Name | None = None
+    host: StrictStr | None = None
     factory: DottedPath
     factory_args: Arguments = {}
     gpu: Gpus = None
@@ -219,6 +259,7 @@ class PipelineDeclaration(ConfigModel):
     `model_path` is a Hugging Face id or a folder (see `resolved_model_path` for relative ones); `runtime_overrides`
     maps a stage to factory arguments that win over its `factory_args`; `terminal_stages_fn(request)` picks the
     terminal stages of one request; `info_fn(model_path)` makes the `PipelineInfo` that clients can ask for.
+    `hosts` are the hosts of a pipeline on several, by name; its clients call the orchestrator's, by default the first.
     `config_cls` is filled in with the class's dotted path.
     """
 
@@ -229,6 +270,8 @@ class PipelineDeclaration(ConfigModel):
     terminal_stages_fn: DottedPath | None = None
     info_fn: DottedPath | None = None
     relay_backend: RelayBackend = "shm"
+    hosts: dict[Name, HostConfig] = {}
+    orchestrator_host: StrictStr | None = None
     endpoints: EndpointsConfig = EndpointsConfig()
     limits: LimitsConfig = LimitsConfig()
     trace: TraceConfig = TraceConfig()
@@ -258,6 +301,15 @@ class PipelineDeclaration(ConfigModel):
         """The stages with `gpu` set, each with its GPU or those of its ranks and replicas."""
         return {stage.name: stage.gpu for stage in self.stages if stage.gpu is not None}
 
+    @property
+    def resolved_orchestrator_host(self) -> str:
+        """The name of the orchestrator's host; "" for a pipeline on one."""
+        return self.orchestrator_host or next(iter(self.hosts), "")
+
+    def host_of(self, stage: StageConfig) -> str:
+        """The name of a stage's host; "" for a pipeline on one."""
+        return stage.host or self.resolved_orchestrator_host
+
     def stage(self, name: str) -> StageConfig:
         """The stage of that name; raises KeyError."""
         for stage in self.stages:
@@ -284,6 +336,7 @@ def raw_name(stage: Any) -> Any:
 _MODELS: dict[str, type[BaseModel]] = {
     "stages": StageConfig,
     "relay": RelayConfig,
+    "hosts": HostConfig,
     "endpoints": EndpointsConfig,
     "limits": LimitsConfig,
     "trace": TraceConfig,

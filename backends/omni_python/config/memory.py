@@ -27,12 +27,14 @@ class MemoryShare:
     fraction: float | None
 
 
-def memory_shares(config: PipelineDeclaration) -> dict[int, tuple[MemoryShare, ...]]:
-    """The stages on each GPU, once for each replica, in the order of their declaration; a fraction that is no number
-    above 0 is None."""
+def memory_shares(config: PipelineDeclaration, host: str = "") -> dict[int, tuple[MemoryShare, ...]]:
+    """The stages on each GPU of a host ("" for a pipeline on one), once for each replica, in the order of their
+    declaration; a fraction that is no number above 0 is None."""
     group_of = {stage: group for group in process_groups(config) for stage in group.stages}
     shares: dict[int, list[MemoryShare]] = {}
     for stage in config.stages:
+        if config.host_of(stage) != host:
+            continue
         given = stage_arguments(config, stage).get(MEMORY_FRACTION)
         fraction = float(given) if _is_fraction(given) else None
         for replica in range(stage.replicas):
@@ -59,7 +61,13 @@ def check_memory(config: PipelineDeclaration) -> Iterator[Problem]:
         fraction = stage_arguments(config, stage).get(MEMORY_FRACTION)
         if fraction is not None and not _is_fraction(fraction):
             yield Problem(_path(config, stage), f"must be a number above 0 and at most 1, not {fraction!r}")
-    for gpu, shares in memory_shares(config).items():
+    for host in config.hosts or ("",):
+        yield from _check_host(config, host)
+
+
+def _check_host(config: PipelineDeclaration, host: str) -> Iterator[Problem]:
+    where = f" of host {host!r}" if host else ""
+    for gpu, shares in memory_shares(config, host).items():
         sharing = list(dict.fromkeys(share.process for share in shares))
         if len(sharing) > 1:
             for name in dict.fromkeys(share.stage for share in shares):
@@ -67,8 +75,8 @@ def check_memory(config: PipelineDeclaration) -> Iterator[Problem]:
                 if stage_arguments(config, stage).get(MEMORY_FRACTION) is None:
                     yield Problem(
                         _path(config, stage),
-                        f"is required, since processes {listed(sharing)} share GPU {gpu}: each stage on it declares "
-                        "its share of the memory (above 0, at most 1 together)",
+                        f"is required, since processes {listed(sharing)} share GPU {gpu}{where}: each stage on it "
+                        "declares its share of the memory (above 0, at most 1 together)",
                     )
         declared = [share for share in shares if share.fraction is not None]
         asked = sum(share.fraction or 0.0 for share in declared)
@@ -76,7 +84,7 @@ def check_memory(config: PipelineDeclaration) -> Iterator[Problem]:
             table = "\n".join(f"    {line}" for line in share_table(declared))
             yield Problem(
                 _path(config, config.stage(declared[-1].stage)),
-                f"the shares of GPU {gpu} add up to {asked:g}, more than 1:\n{table}",
+                f"the shares of GPU {gpu}{where} add up to {asked:g}, more than 1:\n{table}",
             )
 
 

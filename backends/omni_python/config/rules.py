@@ -8,6 +8,7 @@ from omni_python.config.declaration import PipelineDeclaration, StageConfig
 from omni_python.config.errors import Problem, did_you_mean, listed, stage_paths
 from omni_python.config.fields import NAME_RULE, is_name
 from omni_python.config.graph import check_graph
+from omni_python.config.hosts import check_hosts
 from omni_python.config.memory import check_memory
 from omni_python.config.placement import check_gpus, check_placement
 
@@ -19,6 +20,7 @@ def check_pipeline(config: PipelineDeclaration) -> list[Problem]:
     if len(set(names)) == len(names) and names:
         problems += check_graph(config)
         problems += check_placement(config)
+        problems += check_hosts(config)
         problems += check_memory(config)
     return problems
 

@@ -15,7 +15,7 @@ class ProcessGroup:
     """The stages of one process, which is one Triton model with an instance for each replica.
 
     `replica_gpus` holds for each replica its GPU, or for a tensor-parallel stage the GPU of each rank; nothing on the
-    CPU.
+    CPU. `host` is "" for a pipeline on one host.
     """
 
     name: str
@@ -23,6 +23,7 @@ class ProcessGroup:
     replica_gpus: tuple[tuple[int, ...], ...]
     tp_size: int
     triton_model: str
+    host: str = ""
 
     @property
     def replicas(self) -> int:
@@ -72,6 +73,11 @@ class Topology:
     terminal_stages: tuple[str, ...]
     groups: tuple[ProcessGroup, ...]
     edges: tuple[Edge, ...]
+    orchestrator_host: str = ""
+
+    def on_host(self, host: str) -> tuple[ProcessGroup, ...]:
+        """The process groups of a host; all for "", a pipeline on one."""
+        return tuple(group for group in self.groups if group.host == host)
 
     def group_of(self, stage: str) -> ProcessGroup:
         """The process group that runs `stage`; raises KeyError for an unknown stage."""
@@ -103,6 +109,7 @@ def resolve_topology(config: PipelineDeclaration) -> Topology:
         terminal_stages=config.terminal_stages,
         groups=groups,
         edges=tuple(edges),
+        orchestrator_host=config.resolved_orchestrator_host,
     )
 
 
@@ -115,6 +122,7 @@ def process_groups(config: PipelineDeclaration) -> tuple[ProcessGroup, ...]:
             replica_gpus=_replica_gpus(stages),
             tp_size=max(stage.tp_size for stage in stages),
             triton_model=f"{config.resolved_name}_{process}",
+            host=config.host_of(stages[0]),
         )
         for process, stages in _stages_by_process(config.stages, config.fused_stages).items()
     )

@@ -12,7 +12,8 @@ from contextlib import suppress
 import msgspec
 import zmq
 
-from omni_python.proto.errors import Unavailable
+from omni_python.control.network import Network
+from omni_python.proto.errors import OmniError, Unavailable
 from omni_python.proto.messages import ControlMessage, decode_message, encode_message
 
 MAX_FRAME = 64 << 20
@@ -28,14 +29,18 @@ log = logging.getLogger(__name__)
 
 
 class Inbox:
-    """A bound PULL socket and the thread that reads it.
+    """A bound PULL socket and the thread that reads it. With a `network` it listens for other hosts, too.
 
     `handle` is called with each message, on that thread. Bytes that are no message are logged and dropped; so is
     an exception of `handle`, which must not take the process's only ear with it.
     """
 
     def __init__(
-        self, context: zmq.Context[zmq.Socket[bytes]], address: str, handle: Callable[[ControlMessage], None]
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        address: str,
+        handle: Callable[[ControlMessage], None],
+        network: Network | None = None,
     ) -> None:
         self.address = address
         self._context = context
@@ -45,6 +50,8 @@ class Inbox:
         self._socket.setsockopt(zmq.RCVHWM, HIGH_WATER_MARK)
         self._socket.bind(address)
         os.chmod(address.removeprefix("ipc://"), 0o600)
+        if network is not None:
+            network.listen(self._socket)
         self._thread = threading.Thread(target=self._run, name="omni-inbox", daemon=True)
 
     def start(self) -> None:
@@ -74,15 +81,21 @@ class Inbox:
 
 
 class Outlet:
-    """A PUSH socket to one peer; any thread may send."""
+    """A PUSH socket to one peer; any thread may send. Peers on other hosts are reached over a `network` alone."""
 
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], address: str) -> None:
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], address: str, network: Network | None = None) -> None:
         self._lock = threading.Lock()
         self._socket = context.socket(zmq.PUSH)
         self._socket.setsockopt(zmq.SNDHWM, HIGH_WATER_MARK)
         self._socket.setsockopt(zmq.SNDTIMEO, int(SEND_TIMEOUT * 1000))
-        self._socket.setsockopt(zmq.RECONNECT_IVL, 20)
-        self._socket.connect(address)
+        if address.startswith("ipc://"):
+            self._socket.setsockopt(zmq.RECONNECT_IVL, 20)
+            self._socket.connect(address)
+        elif network is not None:
+            network.reach(self._socket, address)
+        else:
+            self._socket.close(linger=0)
+            raise OmniError(f"{address} is on another host, and this process has no key for it (endpoints.key_file)")
         self._address = address
 
     def send(self, message: ControlMessage) -> None:

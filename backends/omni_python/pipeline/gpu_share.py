@@ -19,7 +19,7 @@ def take_gpu_share(config: PipelineConfig, group: ProcessGroup, replica: int = 0
     if not group.replica_gpus[replica]:
         return
     gpu, process = group.replica_gpus[replica][rank], group.replica_name(replica)
-    shares = memory_shares(config)[gpu]
+    shares = memory_shares(config, group.host)[gpu]
     fractions = [share.fraction for share in shares if share.process == process]
     if None in fractions:
         return

@@ -47,13 +47,18 @@ class Way:
 
 
 def explain(config: PipelineConfig, topology: Topology, edge: Edge) -> Iterator[Way]:
-    """All ways of an edge. The processes of a pipeline are models of one server, so that they share a host."""
+    """All ways of an edge."""
     if edge.same_process:
         yield Way("everything", "by reference", "same process")
         return
     yield Way(f"up to {INLINE_LIMIT >> 10} KB", "in the message", "cheaper than a slot and its credit")
     source, target = topology.group_of(edge.source), topology.group_of(edge.target)
     sender, receiver = relay_gpu(config, source), relay_gpu(config, target)
+    if source.host != target.host:
+        if sender is not None and receiver is not None and (relay := device_way(False, config.relay_backend)):
+            yield Way("tensors on the GPU", relay, f"hosts {source.host} and {target.host}, relay_backend")
+        yield Way("larger tensors", config.relay_backend, f"hosts {source.host} and {target.host}, relay_backend")
+        return
     if sender is not None and receiver is not None:
         ours, theirs = _replica_gpus(source), _replica_gpus(target)
         how = f"same GPU {ours}, nothing is copied" if ours == theirs == str(sender) else f"GPU {ours} to GPU {theirs}"
@@ -62,7 +67,7 @@ def explain(config: PipelineConfig, topology: Topology, edge: Edge) -> Iterator[
         why = "the sender's relay.device is cpu" if sender is None else "the receiver keeps no pool on a GPU"
         yield Way("tensors on the GPU", "shm", f"{why}: copied to the host first")
     yield Way("larger tensors on the host", "shm", "same host")
-    if config.relay_backend != "shm":
+    if config.relay_backend != "shm" and not config.hosts:
         yield Way("processes on other hosts", config.relay_backend, "relay_backend")
         if sender is not None and receiver is not None and (relay := device_way(False, config.relay_backend)):
             yield Way("there from GPU to GPU", relay, f"relay_backend {config.relay_backend}")

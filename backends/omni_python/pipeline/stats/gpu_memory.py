@@ -44,5 +44,6 @@ def gpu_memory(config: PipelineConfig, process: str, replica: int) -> GpuMemory 
     gpus = group.replica_gpus[replica]
     if not gpus:
         return None
-    own = (share for share in memory_shares(config)[gpus[0]] if share.process == group.replica_name(replica))
+    shares = memory_shares(config, group.host)[gpus[0]]
+    own = (share for share in shares if share.process == group.replica_name(replica))
     return GpuMemory(gpus[0], {share.stage: share.fraction for share in own if share.fraction is not None})

@@ -1,0 +1,135 @@
+"""Who may connect from another host: only those who prove the pipeline's key. Others are refused and logged."""
+
+from __future__ import annotations
+
+import hmac
+import itertools
+import logging
+import os
+import socket
+import threading
+import time
+from contextlib import suppress
+from typing import Any
+
+import zmq
+from zmq.utils import z85
+from zmq.utils.monitor import parse_monitor_message
+
+from omni_python.control.curve import CurveKey
+
+ZAP_DOMAIN = b"omni"
+
+LOG_PERIOD = 10.0
+"""Seconds before the same refusal is logged again: who is refused tries again at once."""
+
+_ZAP_ADDRESS = "inproc://zeromq.zap.01"  # ZAP is RFC 27
+_ZAP_VERSION = b"1.0"
+_FAILED = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+_ids = itertools.count(1)
+
+log = logging.getLogger(__name__)
+
+
+class Handshakes:
+    """Answers libzmq's questions about keys, for all sockets of a context, and hears of handshakes that failed.
+
+    One thread; `watch` may be called on any.
+    """
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], key: CurveKey) -> None:
+        self._context = context
+        self._key = key
+        self._zap = context.socket(zmq.REP)
+        self._zap.bind(_ZAP_ADDRESS)
+        self._orders_address = f"inproc://omni-handshakes-{next(_ids)}"
+        self._orders = context.socket(zmq.PULL)
+        self._orders.bind(self._orders_address)
+        self._monitors: dict[zmq.Socket[bytes], bytes] = {}
+        self._newest = "nobody"  # where the newest connection came from
+        self._logged: dict[str, float] = {}
+        self._thread = threading.Thread(target=self._run, name="omni-handshakes", daemon=True)
+        self._thread.start()
+
+    def watch(self, watched: zmq.Socket[bytes], what: str) -> None:
+        """Log handshakes of a socket that fail; `what` is its address. It must not be in use on another thread."""
+        address = f"inproc://omni-monitor-{next(_ids)}"
+        watched.monitor(address, _FAILED | zmq.EVENT_ACCEPTED | zmq.EVENT_MONITOR_STOPPED)
+        self._order(address.encode(), what.encode())
+
+    def stop(self) -> None:
+        self._order(b"")
+        self._thread.join()
+
+    def _order(self, *frames: bytes) -> None:
+        with self._context.socket(zmq.PUSH) as orders:
+            orders.connect(self._orders_address)
+            orders.send_multipart(frames)
+
+    def _run(self) -> None:
+        poller = zmq.Poller()
+        poller.register(self._zap, zmq.POLLIN)
+        poller.register(self._orders, zmq.POLLIN)
+        running = True
+        while running:
+            for ready, _ in poller.poll():
+                if ready is self._zap:
+                    self._decide(self._zap.recv_multipart())
+                elif ready is self._orders:
+                    running = self._take_order(poller)
+                elif not self._hear(ready):
+                    poller.unregister(ready)
+                    del self._monitors[ready]
+                    ready.close(linger=0)
+        for own in (self._zap, self._orders, *self._monitors):
+            own.close(linger=0)
+
+    def _take_order(self, poller: zmq.Poller) -> bool:
+        address, *what = self._orders.recv_multipart()
+        if not address:
+            return False
+        monitor = self._context.socket(zmq.PAIR)
+        monitor.connect(address.decode())
+        self._monitors[monitor] = what[0]
+        poller.register(monitor, zmq.POLLIN)
+        return True
+
+    def _decide(self, request: list[bytes]) -> None:
+        """A question of ZAP: version, id, domain, address, identity, mechanism, credentials."""
+        version, number, _, address, _, mechanism, *credentials = request
+        known = (
+            version == _ZAP_VERSION
+            and mechanism == b"CURVE"
+            and len(credentials) == 1
+            and hmac.compare_digest(z85.encode(credentials[0]), self._key.public)
+        )
+        if not known:
+            self._log(f"refused a connection from {address.decode(errors='replace')}, which has another key")
+        status = (b"200", b"OK") if known else (b"400", b"unknown key")
+        self._zap.send_multipart([_ZAP_VERSION, number, *status, b"", b""])
+
+    def _hear(self, monitor: Any) -> bool:
+        """An event of a watched socket; False if it was the last."""
+        event = parse_monitor_message(monitor.recv_multipart())
+        what = self._monitors[monitor].decode()
+        if event["event"] == zmq.EVENT_ACCEPTED:
+            self._newest = _peer_name(event["value"])
+        elif event["event"] & _FAILED:
+            self._log(
+                f"no connection at {what}: the other side did not prove the pipeline's key "
+                f"(endpoints.key_file; the newest connection to this process came from {self._newest})"
+            )
+        return event["event"] != zmq.EVENT_MONITOR_STOPPED
+
+    def _log(self, text: str) -> None:
+        now = time.monotonic()
+        if now - self._logged.get(text, -LOG_PERIOD) >= LOG_PERIOD:
+            self._logged[text] = now
+            log.warning("%s", text)
+
+
+def _peer_name(descriptor: int) -> str:
+    """Who is at the other end of a connection that libzmq has just accepted, and may have closed since."""
+    with suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as connection:
+        return str(connection.getpeername()[0])
+    return "somebody who has left"
