@@ -33,6 +33,17 @@ class Experts(nn.Module):
         gate, up = F.grouped_mm(x, self.gate_up_proj.transpose(1, 2), offs=ends).chunk(2, dim=-1)
         return F.grouped_mm(F.silu(gate) * up, self.down_proj.transpose(1, 2), offs=ends)
 
+    def mixed(self, x: torch.Tensor, weights: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
+        """`x` [tokens, hidden] through each token's experts `chosen` int64 [tokens, k], weighted by `weights`."""
+        top_k = chosen.shape[1]
+        expert, order = chosen.flatten().sort(stable=True)
+        ends = torch.searchsorted(expert, torch.arange(len(self.down_proj), device=x.device), right=True)
+        sorted_out = self(x[order // top_k], ends.to(torch.int32))
+        # Put back in each token's own order and summed there: the result does not depend on who else is in the batch.
+        out = torch.empty_like(sorted_out)
+        out[order] = sorted_out
+        return (out.view(len(x), top_k, -1) * weights[..., None].to(x.dtype)).sum(dim=1)
+
 
 class SparseMoE(nn.Module):
     """Each token goes through its `top_k` experts, weighted by the router's softmax (in float32).
@@ -62,14 +73,7 @@ class SparseMoE(nn.Module):
         weights, chosen = F.softmax(self.gate(x), dim=-1, dtype=torch.float32).topk(self.top_k, dim=-1)
         if self.normalise:
             weights = weights / weights.sum(dim=-1, keepdim=True)
-        expert, order = chosen.flatten().sort(stable=True)
-        experts = torch.arange(self.gate.out_features, device=x.device)
-        ends = torch.searchsorted(expert, experts, right=True).to(torch.int32)
-        sorted_out = self.experts(x[order // self.top_k], ends)
-        # Put back in each token's own order and summed there: the result does not depend on who else is in the batch.
-        out = torch.empty_like(sorted_out)
-        out[order] = sorted_out
-        out = (out.view(len(x), self.top_k, -1) * weights[..., None].to(x.dtype)).sum(dim=1)
+        out = self.experts.mixed(x, weights, chosen)
         if self.shared_expert is not None and self.shared_expert_gate is not None:
             out = out + torch.sigmoid(self.shared_expert_gate(x)) * self.shared_expert(x)
         return out
