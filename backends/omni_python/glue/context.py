@@ -20,8 +20,11 @@ class ModelContext:
 
     config: PipelineConfig
     process: str | None
-    """None for the orchestrator."""
+    """None for the orchestrator, and for a keeper."""
     replica: int
+    host: str
+    """The one that the model was compiled for; "" for a pipeline on one host."""
+    is_keeper: bool
     repository: Path
     directory: Path
     """The server's private socket directory."""
@@ -40,4 +43,5 @@ def read_context(args: dict[str, str]) -> ModelContext:
     config = load_pipeline(repository / pipeline / "1" / "pipeline.yaml")
     # The stub is a child of tritonserver: all models of one server meet in one directory.
     directory = server_directory(config.endpoints.resolved_base_path, os.getppid())
-    return ModelContext(config, process, replica_of_instance(args["model_instance_name"]), repository, directory)
+    replica, host = replica_of_instance(args["model_instance_name"]), parameters.get("omni_host", "")
+    return ModelContext(config, process, replica, host, role == "keeper", repository, directory)

@@ -12,6 +12,7 @@ import numpy as np
 from omni_python.control.parent import end_with_parent
 from omni_python.control.privacy import hide_mapped_regions
 from omni_python.glue.context import read_context
+from omni_python.glue.keeper import KeeperModel
 from omni_python.glue.orchestrator import Orchestrator
 from omni_python.glue.stage import StageModel
 from omni_python.proto.errors import OmniError
@@ -34,6 +35,8 @@ def create_model(args: dict[str, str]) -> Model:
     hide_mapped_regions()
     end_with_parent()
     context = read_context(args)
+    if context.is_keeper:
+        return KeeperModel(context)
     if context.process is None:
         return Orchestrator(context)
     return StageModel(context)

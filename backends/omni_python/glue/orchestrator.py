@@ -20,6 +20,7 @@ from omni_python.glue.request import ParsedRequest, parse_request
 from omni_python.glue.response import TritonSink, send_description, send_error, send_trace, send_uptime
 from omni_python.pipeline.build import limits, pipeline_info, pipeline_spec, relay_settings, trace_store
 from omni_python.pipeline.coordinator import Coordinator
+from omni_python.pipeline.place import process_place
 from omni_python.pipeline.recording.recorder import new_order, record_directory, recording_path
 from omni_python.pipeline.stats.answers import AnswerStats, MeasuredSink
 from omni_python.proto.errors import Cancelled, ErrorCode, OmniError
@@ -48,6 +49,7 @@ class Orchestrator:
             self._reloader.recover,
             limits(context.config),
             traces=trace_store(context.config),
+            place=process_place(context.config, context.host, None),
         )
         self._record_directory = record_directory()
         self._reloader.start()

@@ -17,6 +17,7 @@ from omni_python.glue.metrics import MetricsWriter
 from omni_python.glue.replay import ReplayModel
 from omni_python.glue.stage_samples import held_by_process, totals_of_process
 from omni_python.pipeline.build import build_stages, relay_settings
+from omni_python.pipeline.place import process_place
 from omni_python.pipeline.stage_process import StageProcess
 from omni_python.pipeline.stats.gpu_memory import gpu_memory
 
@@ -31,6 +32,7 @@ class StageModel:
     def __init__(self, context: ModelContext) -> None:
         assert context.process is not None
         config = context.config
+        place = process_place(config, context.host, context.process, context.replica)
         memory = gpu_memory(config, context.process, context.replica)
         stages = build_stages(config, context.process, context.repository, context.replica, memory)
         self._process = StageProcess(
@@ -40,6 +42,7 @@ class StageModel:
             context.directory,
             relay_settings(config, context.process, context.replica),
             replica=context.replica,
+            place=place,
         )
         self._process.start()
         self._replays = ReplayModel(self._process, f"{config.resolved_name}_{context.process}")

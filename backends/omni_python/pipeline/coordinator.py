@@ -18,6 +18,7 @@ from omni_python.pipeline.admission import Admission
 from omni_python.pipeline.answers import AnswerThreads, ResponseSink
 from omni_python.pipeline.endpoint import Endpoint
 from omni_python.pipeline.members import Members
+from omni_python.pipeline.place import Place
 from omni_python.pipeline.profiling import ProfileControl
 from omni_python.pipeline.registry import ReplicaLoad
 from omni_python.pipeline.spec import Limits, PipelineSpec
@@ -34,6 +35,7 @@ from omni_python.proto.messages import (
     ControlMessage,
     DrainMessage,
     Envelope,
+    GoneMessage,
     LeaveMessage,
     Peer,
     ProfileMessage,
@@ -109,6 +111,7 @@ class Coordinator:
         limits: Limits | None = None,
         host: str | None = None,
         traces: TraceStore | None = None,
+        place: Place | None = None,
     ) -> None:
         self.spec = spec
         self.limits = limits or Limits()
@@ -119,7 +122,8 @@ class Coordinator:
         self.traces = TraceStore() if traces is None else traces
         self._directory = directory
         address = coordinator_address(directory, spec.name)
-        self._endpoint = Endpoint(directory, self._on_message, relay, address, host)
+        network = None if place is None else place.network
+        self._endpoint = Endpoint(directory, self._on_message, relay, address, host, network)
         self._carrier = self._endpoint.carrier
         self._members = Members(
             spec,
@@ -324,6 +328,8 @@ class Coordinator:
                 self._members.leave(message.epoch)
             case BrokenMessage():
                 self._members.end(message)
+            case GoneMessage():
+                self._members.gone(message)
             case DrainMessage():
                 self.drain(message.end)
             case ProfileMessage() | StopProfileMessage():
@@ -448,7 +454,8 @@ class Coordinator:
         name = self.spec.replica_name(peer.process, peer.replica)
         for request in list(self._requests.values()):
             if peer.epoch in request.route:  # those that have no route yet may find the process restored
-                error = Unavailable(f"process {name} (stages {', '.join(peer.stages)}) {what}")
+                where = f" on host {peer.site.name}" if peer.site.name else ""
+                error = Unavailable(f"process {name} (stages {', '.join(peer.stages)}){where} {what}")
                 self._fail_part(request, peer.stages, error)
 
     # -- the end of a request

@@ -11,9 +11,11 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+import msgspec
 import zmq
 
 from omni_python.control.directory import socket_address
+from omni_python.control.network import Network, NetworkPlace
 from omni_python.control.sockets import Inbox, Outlet
 from omni_python.proto.errors import OmniError, Unavailable
 from omni_python.proto.messages import (
@@ -28,6 +30,7 @@ from omni_python.proto.messages import (
 )
 from omni_python.relay.base import RelaySettings
 from omni_python.relay.carrier import Carrier
+from omni_python.relay.ways import host_identity
 
 DataMessage = SubmitMessage | DataReadyMessage | StreamMessage | CompleteMessage
 _DATA_MESSAGES = (SubmitMessage, DataReadyMessage, StreamMessage, CompleteMessage)
@@ -40,6 +43,7 @@ class Endpoint:
 
     `handle` gets every message but credits; those of one peer that carry data, in the order in which they were sent. It
     is called on the receiving thread, or on one that may wait for bytes to come; an abort overtakes what waits there.
+    With a `place` it also hears, and reaches, peers on other hosts.
     """
 
     def __init__(
@@ -49,15 +53,22 @@ class Endpoint:
         relay: RelaySettings,
         address: str | None = None,
         host: str | None = None,
+        place: NetworkPlace | None = None,
     ) -> None:
         self.epoch = new_epoch()
         self.pid = os.getpid()
         self._directory = directory
         self._credits: queue.SimpleQueue[tuple[int, str, int] | None] = queue.SimpleQueue()
+        if place is not None and host is None:
+            host = f"{host_identity()}/{place.host}"
         self.carrier = Carrier(relay, self.epoch, lambda *credit: self._credits.put(credit), host)
+        if place is not None:
+            self.carrier.site = msgspec.structs.replace(self.carrier.site, name=place.host, address=place.url)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._handle = handle
-        self._inbox = Inbox(self._context, address or socket_address(directory, _socket(self.epoch)), self._on_message)
+        self._network = None if place is None else Network(self._context, place)
+        address = address or socket_address(directory, socket_name(self.epoch))
+        self._inbox = Inbox(self._context, address, self._on_message, self._network)
         self._outlets: dict[int, Outlet] = {}
         self._lock = threading.Lock()
         self._transfers: queue.SimpleQueue[DataMessage | None] = queue.SimpleQueue()
@@ -88,6 +99,8 @@ class Endpoint:
             for outlet in self._outlets.values():
                 outlet.close(linger=0.2)
             self._outlets.clear()
+        if self._network is not None:
+            self._network.close()
         self._context.term()
 
     # -- peers
@@ -96,9 +109,21 @@ class Endpoint:
         """A peer; payloads can be exchanged with it once its `site` is known."""
         if site is not None:
             self.carrier.introduce(epoch, site)
+            if self.is_remote(site):
+                address = site.address
         with self._lock:
             if epoch not in self._outlets:
-                self._outlets[epoch] = Outlet(self._context, address)
+                self._outlets[epoch] = Outlet(self._context, address, self._network)
+
+    def is_remote(self, site: Site) -> bool:
+        """Whether a peer is on another host of the pipeline."""
+        return bool(site.address) and site.host != self.carrier.site.host
+
+    def reconnect(self, epoch: int, address: str) -> None:
+        """Drop what is queued for a peer, which does not take it, and try anew."""
+        with self._lock:
+            self._outlets.pop(epoch).close()
+        self.connect(epoch, address)
 
     def forget(self, epoch: int) -> None:
         """A peer is dead: what is queued for it is dropped, what it held comes back, and its memory is let go."""
@@ -111,7 +136,7 @@ class Endpoint:
     def remove_socket(self, epoch: int) -> None:
         """Remove the file that a dead process of this host has left."""
         with suppress(OSError):
-            (self._directory / _socket(epoch)).unlink()
+            (self._directory / socket_name(epoch)).unlink()
 
     def send(self, epoch: int, message: ControlMessage) -> None:
         """Raises `Unavailable` when the peer is unknown or does not read."""
@@ -175,5 +200,6 @@ class Endpoint:
                     log.warning("credits lost: %s", error)
 
 
-def _socket(epoch: int) -> str:
+def socket_name(epoch: int) -> str:
+    """Of a process's socket in the server's directory."""
     return f"{epoch:016x}"

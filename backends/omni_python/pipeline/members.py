@@ -14,6 +14,7 @@ from omni_python.proto.errors import OmniError, Unavailable
 from omni_python.proto.messages import (
     AbortMessage,
     BrokenMessage,
+    GoneMessage,
     GoodbyeMessage,
     Peer,
     PeersMessage,
@@ -28,7 +29,8 @@ log = logging.getLogger(__name__)
 
 
 class Members:
-    """One that gives no sign of life for `silence` seconds is killed.
+    """One that gives no sign of life for `silence` seconds is killed; one on another host is lost, until it says that
+    it has dropped what it had. There, a keeper tells of those that die and starts them again.
 
     `on_lost(peer, what)` is told of each process that is gone, and what became of it; `on_given_up()` that the answers
     of `refusal` have changed; `recover(process, replica)` of those that are to be started again. Registrations and
@@ -56,6 +58,7 @@ class Members:
         self._checked = time.monotonic()  # when heartbeats were last looked at
         self._leaving: dict[int, Peer] = {}  # epoch -> a process whose model is being unloaded
         self._broken: dict[int, str] = {}  # epoch -> what a process said that cannot go on
+        self._cut_off: set[int] = set()  # epochs of silent processes on other hosts, which may live
         self._departed: set[int] = set()  # epochs of processes that were told goodbye
         self._given_up: dict[tuple[str, int], str] = {}  # process and replica -> why it will not come back
 
@@ -75,7 +78,7 @@ class Members:
 
     def register(self, message: RegisterMessage) -> None:
         """A process is there, or still there."""
-        if message.epoch in self._departed:
+        if message.epoch in self._departed or self._is_behind(message):
             return
         try:
             peer, replaced = self.registry.register(message)
@@ -88,9 +91,10 @@ class Members:
         if peer is not None:
             self._given_up.pop((peer.process, peer.replica), None)
             self._endpoint.connect(peer.epoch, peer.address, peer.site)
-            self._deaths.watch(peer.epoch, peer.pid)
+            if not self._endpoint.is_remote(peer.site):
+                self._deaths.watch(peer.epoch, peer.pid)
             self._broadcast_view()
-        elif message.view != (self._endpoint.epoch, self.registry.version):
+        elif self._endpoint.is_remote(message.site) or message.view != (self._endpoint.epoch, self.registry.version):
             self._tell(message.epoch, self._view())
 
     def leave(self, epoch: int) -> None:
@@ -101,6 +105,24 @@ class Members:
             self.registry.retire(epoch)
             self.give_up(peer.process, peer.replica, "its model is being unloaded")
             self.dismiss()
+
+    def gone(self, message: GoneMessage) -> None:
+        """What a keeper says of its host's processes."""
+        if message.gone:
+            self.lose(message.gone, self._broken.pop(message.gone, message.reason))
+        if message.for_good:
+            self.give_up(message.process, message.replica, message.reason)
+
+    def _is_behind(self, message: RegisterMessage) -> bool:
+        """Whether a process on another host still works on what was given up for lost when it was cut off. It drops
+        that when it has heard nothing from here for long, and then says that it knows no coordinator."""
+        if message.epoch in self._cut_off:
+            if message.view[0] == self._endpoint.epoch:
+                return True
+            self._cut_off.discard(message.epoch)
+        elif message.view[0] != self._endpoint.epoch and self.registry.is_informed(message.epoch):
+            self.lose(message.epoch, "was cut off, and has dropped its requests")
+        return False
 
     def end(self, message: BrokenMessage) -> None:
         """A process cannot go on."""
@@ -134,6 +156,11 @@ class Members:
             self._heard = {epoch: heard + held_up for epoch, heard in self._heard.items()}
         for epoch, heard in list(self._heard.items()):
             if now - heard > self._silence:
+                peer = self.registry.peer(epoch)
+                if peer is not None and self._endpoint.is_remote(peer.site):
+                    self._cut_off.add(epoch)
+                    self.lose(epoch, f"has not been heard of for {now - heard:.0f} s")
+                    continue
                 log.error("a stage process has been silent for %.0f s and is killed", now - heard)
                 self._heard.pop(epoch)
                 self._deaths.kill(epoch)
@@ -167,7 +194,8 @@ class Members:
 
     def _lose(self, peer: Peer, what: str) -> None:
         name = self._spec.replica_name(peer.process, peer.replica)
-        log.error("process %s (%s) %s", name, ", ".join(peer.stages), what)
+        where = f" on host {peer.site.name}" if peer.site.name else ""
+        log.error("process %s (%s)%s %s", name, ", ".join(peer.stages), where, what)
         self._heard.pop(peer.epoch, None)
         self._leaving.pop(peer.epoch, None)
         self._deaths.forget(peer.epoch)

@@ -62,6 +62,7 @@ class Registry:
                     self._known_ready.clear()
                     self._changed.notify_all()
                 return None, None
+            self.version += 1
             peer = Peer(
                 message.process,
                 message.stages,
@@ -70,11 +71,11 @@ class Registry:
                 message.address,
                 message.site,
                 message.replica,
+                self.version,
             )
             if before is not None:
                 self._forget(before.epoch)
             self._peers[key] = peer
-            self.version += 1
             self._joined[peer.epoch], self._seen[peer.epoch] = self.version, seen
             self._known_ready.clear()
             return peer, before
@@ -96,6 +97,10 @@ class Registry:
                     self._changed.notify_all()
                     return peer
         return None
+
+    def is_informed(self, epoch: int) -> bool:
+        """Whether a process has seen any version of this registry."""
+        return self._seen.get(epoch, 0) > 0
 
     def peer(self, epoch: int) -> Peer | None:
         return next((peer for peer in self.peers() if peer.epoch == epoch), None)

@@ -15,6 +15,8 @@ from omni_python.control.deaths import DeathWatch
 from omni_python.control.directory import leave_directory, socket_address
 from omni_python.pipeline.deadlines import DeadlineWatch
 from omni_python.pipeline.endpoint import Endpoint
+from omni_python.pipeline.members import HELD_UP
+from omni_python.pipeline.place import Place
 from omni_python.pipeline.profiling import ProcessProfiler, profile_name
 from omni_python.pipeline.read_only import ReadOnlyCheck
 from omni_python.pipeline.recording.recorder import Recorder, record_directory
@@ -53,6 +55,9 @@ from omni_python.scheduling.base import Scheduler
 FIRST_REGISTRATION = 0.05
 """Seconds between registrations until the coordinator has answered."""
 
+FIRST_REMOTE_REGISTRATION = 0.25
+"""The same, where the coordinator is on another host: what it does not take is queued here."""
+
 HEARTBEAT = 1.0
 """Seconds between registrations afterwards."""
 
@@ -64,6 +69,9 @@ CLIENT = "client"
 
 _COORDINATOR = 0
 """Stands for the epoch of whichever coordinator listens at the well-known address."""
+
+_KEEPER = 1
+"""Stands for the epoch of whichever keeper listens there, on a host without the coordinator."""
 
 log = logging.getLogger(__name__)
 
@@ -86,6 +94,7 @@ class StageProcess:
         relay: RelaySettings,
         host: str | None = None,
         replica: int = 0,
+        place: Place | None = None,
     ) -> None:
         self.process = process
         self.replica = replica
@@ -94,10 +103,19 @@ class StageProcess:
         for stage in self.stages.values():
             stage.scheduler.on_broken = self._give_up
         self._directory = directory
-        self._endpoint = Endpoint(directory, self._on_message, relay, host=host)
+        network = None if place is None else place.network
+        self._endpoint = Endpoint(directory, self._on_message, relay, host=host, place=network)
         self._carrier = self._endpoint.carrier
         self.edges = EdgeStats()
-        self._endpoint.connect(_COORDINATOR, coordinator_address(directory, pipeline))
+        self._far_coordinator = "" if place is None else place.coordinator  # its URL, where it is on another host
+        self._silence = 0.0 if network is None else network.silence
+        self._heard = time.monotonic()  # when a coordinator on another host was heard last
+        local = coordinator_address(directory, pipeline)
+        self._endpoint.connect(_COORDINATOR, self._far_coordinator or local)
+        self._overseers = [_COORDINATOR]
+        if self._far_coordinator:
+            self._endpoint.connect(_KEEPER, local)
+            self._overseers.append(_KEEPER)
         self._view = (0, 0)  # the coordinator's epoch and the version of its newest PeersMessage
         self._peers: dict[str, list[Peer]] = {}  # by stage
         self._timings = Timings()
@@ -154,10 +172,7 @@ class StageProcess:
 
         Triton unloads all models of a server that stops at once, and knows nothing of what still goes on between them.
         """
-        try:
-            self._endpoint.send(_COORDINATOR, LeaveMessage(self._endpoint.epoch))
-        except OmniError as error:
-            log.warning("could not say goodbye: %s", error)
+        if not self._tell_overseers(LeaveMessage(self._endpoint.epoch)):
             return
         end = time.monotonic() + timeout
         while self._view[0] and not self._released.wait(0.05) and time.monotonic() < end:
@@ -178,12 +193,20 @@ class StageProcess:
     def _give_up(self, reason: str) -> None:
         """A scheduler cannot go on, so the process has to end: the coordinator does it, and tells its requests why."""
         log.critical("process %s ends: %s", self.process, reason)
-        try:
-            self._endpoint.send(_COORDINATOR, BrokenMessage(self._endpoint.epoch, reason))
-        except OmniError as error:
-            log.warning("the coordinator does not know: %s", error)
+        self._tell_overseers(BrokenMessage(self._endpoint.epoch, reason))
         time.sleep(BROKEN_GRACE)
         os.kill(os.getpid(), signal.SIGKILL)
+
+    def _tell_overseers(self, message: RegisterMessage | LeaveMessage | BrokenMessage) -> bool:
+        """Tell the coordinator, and the keeper where there is one; False if one of them cannot be told."""
+        told = True
+        for overseer in self._overseers:
+            try:
+                self._endpoint.send(overseer, message)
+            except OmniError as error:
+                log.warning("a %s is lost: %s", type(message).__name__, error)
+                told = False
+        return told
 
     def _record(self, request_id: str, order: RecordOrder) -> None:
         if self._recorder is not None:
@@ -436,15 +459,21 @@ class StageProcess:
             stage.on_chunk(message.request_id, message.source, message.chunk_id, payload, deadline)
 
     def _on_peers(self, message: PeersMessage) -> None:
+        self._heard = time.monotonic()
         if message.epoch != self._view[0]:
             self._drop_requests()  # whatever runs here belongs to another coordinator
-            self._deaths.watch(message.epoch, message.pid)
+            if self._far_coordinator:
+                self._endpoint.forget(self._view[0])
+            else:
+                self._deaths.watch(message.epoch, message.pid)
             self._endpoint.connect(message.epoch, message.address, message.site)
             # A new coordinator hears of the processes one by one: those that it does not name yet need not be dead.
             self._former |= {(peer.process, peer.replica): peer for peers in self._peers.values() for peer in peers}
             self._peers = {}
         elif message.version <= self._view[1]:
             return
+        else:
+            self._forget_returned(message.peers)
         epochs = {peer.epoch for peer in message.peers}
         gone = [peer for peers in self._peers.values() for peer in peers if peer.epoch not in epochs]
         for peer in message.peers:
@@ -457,6 +486,7 @@ class StageProcess:
                 self._endpoint.forget(peer.epoch)
         peers = defaultdict(list)
         for peer in message.peers:
+            self._dead.discard(peer.epoch)
             if peer.process != self.process:
                 self._endpoint.connect(peer.epoch, peer.address, peer.site)
             for stage in peer.stages:
@@ -465,11 +495,26 @@ class StageProcess:
         self._view = (message.epoch, message.version)
         self._deaths.wake()  # tell the coordinator: it submits nothing before everybody has seen the newest view
 
+    def _forget_returned(self, peers: list[Peer]) -> None:
+        """Peers that were cut off and have come back: they know nothing more of this process, not even its slots."""
+        joined = {peer.epoch: peer.joined for known in self._peers.values() for peer in known}
+        for peer in peers:
+            if joined.get(peer.epoch, peer.joined) != peer.joined and peer.epoch != self._endpoint.epoch:
+                self._endpoint.forget(peer.epoch)
+
     # -- registration thread
 
     def _stay_registered(self) -> None:
         """Registering again and again is also the heartbeat, and heals whatever message was lost."""
+        first = FIRST_REMOTE_REGISTRATION if self._far_coordinator else FIRST_REGISTRATION
+        before = time.monotonic()
         while not self._deaths.closed:
+            now = time.monotonic()
+            if now - before > HELD_UP:  # this process was, and what was sent to it may wait to be read
+                self._heard += now - before
+            before = now
+            if self._far_coordinator and now - self._heard > self._silence:
+                self._lose_touch()
             message = RegisterMessage(
                 self._endpoint.epoch,
                 self.process,
@@ -480,16 +525,30 @@ class StageProcess:
                 self._carrier.site,
                 self.replica,
             )
-            try:
-                self._endpoint.send(_COORDINATOR, message)
-            except OmniError as error:
-                log.warning("could not register: %s", error)
-            for epoch in self._deaths.wait(HEARTBEAT if self._view[0] else FIRST_REGISTRATION):
+            self._tell_overseers(message)
+            for epoch in self._deaths.wait(HEARTBEAT if self._view[0] else first):
                 if epoch == self._view[0]:
                     log.warning("the coordinator died; its requests are dropped")
                     self._view = (0, 0)
                     self._drop_requests()
                 self._endpoint.forget(epoch)
+
+    def _lose_touch(self) -> None:
+        """A coordinator on another host is silent: it is dead, or has given up for lost what is here. All other hosts
+        have been told to forget this process, and it forgets them."""
+        if self._view[0]:
+            log.warning("nothing was heard of the coordinator for %.0f s; its requests are dropped", self._silence)
+            coordinator, self._view = self._view[0], (0, 0)
+            self._drop_requests()
+            peers = [peer for peers in self._peers.values() for peer in peers]
+            far = {peer.epoch for peer in peers if self._endpoint.is_remote(peer.site)}
+            for epoch in (coordinator, *far):
+                self._endpoint.forget(epoch)
+            self._peers = {
+                stage: [peer for peer in peers if peer.epoch not in far] for stage, peers in self._peers.items()
+            }
+        self._heard = time.monotonic()
+        self._endpoint.reconnect(_COORDINATOR, self._far_coordinator)
 
     def _drop_requests(self) -> None:
         for stage in self.stages.values():

@@ -45,11 +45,14 @@ class RelayInfo(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Site(msgspec.Struct, array_like=True, frozen=True):
-    """Where a process is: its host, its GPU's UUID ("" for none), and the relays that it reads and writes."""
+    """Where a process is: its host, its GPU's UUID ("" for none), and the relays that it reads and writes. In a pipeline
+    on several hosts also the host's `name` and the `address` at which other hosts reach the process; "" on one."""
 
     host: str = ""
     gpu: str = ""
     relays: tuple[RelayInfo, ...] = ()
+    name: str = ""
+    address: str = ""
 
 
 class WireError(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -186,6 +189,17 @@ class BrokenMessage(_Message, frozen=True):
     reason: str
 
 
+class GoneMessage(_Message, frozen=True):
+    """A host's keeper to the coordinator: the process with the epoch `gone` (0 for none) is dead, for this reason; it
+    is being started again, unless it is gone `for_good`."""
+
+    process: str
+    replica: int
+    gone: int
+    reason: str
+    for_good: bool = False
+
+
 class ProfileMessage(_Message, frozen=True):
     """`omni profile` to the coordinator, which passes it on to the processes of `stages`: profile yourselves for
     `seconds`, and write a Chrome trace into `directory`. Answers go to the socket `reply_to`."""
@@ -219,7 +233,8 @@ class GoodbyeMessage(_Message, frozen=True):
 
 
 class Peer(msgspec.Struct, array_like=True, frozen=True):
-    """A stage process that the coordinator knows."""
+    """A stage process that the coordinator knows. `joined` is the version of the view with which it came, or came back
+    after it was cut off."""
 
     process: str
     stages: list[str]
@@ -228,6 +243,7 @@ class Peer(msgspec.Struct, array_like=True, frozen=True):
     address: str
     site: Site = Site()
     replica: int = 0
+    joined: int = 0
 
 
 class PeersMessage(_Message, frozen=True):
@@ -251,6 +267,7 @@ ControlMessage = (
     | RegisterMessage
     | LeaveMessage
     | BrokenMessage
+    | GoneMessage
     | DrainMessage
     | ProfileMessage
     | StopProfileMessage

@@ -105,6 +105,8 @@ class Carrier:
             return
         self._sites[epoch] = site
         self._routes.clear()
+        for relay in self._relays.values():
+            relay.slots.welcome(epoch)
         for info in site.relays:
             if (relay := self._relays.get(info.relay)) is not None:
                 relay.introduce(epoch, info.data)

@@ -137,6 +137,7 @@ class NixlAgent:
 
     def read(self, sender: int, generation: int, nbytes: int, remote: int, local: int, region: bytes = b"") -> None:
         """Fetch from the sender's memory to registered memory here, and notify it. Returns when the bytes are there.
+        One that is forgotten meanwhile may be cut off, and is waited for no longer.
 
         Raises `TransferFailed`.
         """
@@ -156,7 +157,7 @@ class NixlAgent:
                 source = self._agent.get_xfer_descs([(remote, nbytes, there)], self._kind)
                 transfer = self._agent.initialize_xfer("READ", to, source, name, note)
                 state = self._agent.transfer(transfer)
-            while state == "PROC" and time.monotonic() < end:
+            while state == "PROC" and time.monotonic() < end and self.knows(sender):
                 time.sleep(20e-6)
                 with self._lock:
                     state = self._agent.check_xfer_state(transfer)

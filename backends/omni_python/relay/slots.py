@@ -147,6 +147,10 @@ class Slots:
                 if not slot.readers:
                     self._end(slot)
 
+    def welcome(self, reader: int) -> None:
+        """A reader that was forgotten lives, and was only cut off."""
+        self._gone.discard(reader)
+
     def cleanup(self, request_id: str) -> None:
         """A request is over: whoever waits for a slot for it stops. Slots that readers hold stay theirs."""
         with self._changed:

@@ -1,0 +1,44 @@
+"""The model with a pipeline's name on a host that has but a part of it: it keeps the processes that are there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from omni_python.config.topology import resolve_topology
+from omni_python.glue.context import ModelContext
+from omni_python.glue.recovery import ModelReloader
+from omni_python.glue.response import send_error
+from omni_python.pipeline.keeper import Keeper
+from omni_python.pipeline.place import keeper_place
+from omni_python.proto.errors import OmniError, Unsupported
+
+
+class KeeperModel:
+    """Clients that call it are told where the orchestrator is."""
+
+    def __init__(self, context: ModelContext) -> None:
+        config = context.config
+        place = keeper_place(config, context.host)
+        if place is None or not place.coordinator:
+            raise OmniError(f"host {context.host!r} has the orchestrator: compile its model repository again")
+        self._refusal = Unsupported(
+            f"host {context.host!r} has a part of pipeline {config.resolved_name} alone; ask its orchestrator on host "
+            f"{config.resolved_orchestrator_host!r} ({config.hosts[config.resolved_orchestrator_host].address})"
+        )
+        self._reloader = ModelReloader(
+            resolve_topology(config),
+            lambda process, replica, why: self._keeper.give_up(process, replica, why),
+            config.limits.max_deaths,
+        )
+        self._keeper = Keeper(config.resolved_name, context.directory, place, self._reloader.recover)
+        self._reloader.start()
+        self._keeper.start()
+
+    def execute(self, requests: Sequence[Any]) -> None:
+        for request in requests:
+            send_error(request.get_response_sender(), self._refusal)
+
+    def finalize(self) -> None:
+        self._reloader.stop()
+        self._keeper.stop()

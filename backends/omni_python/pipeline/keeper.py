@@ -1,0 +1,146 @@
+"""Looks after a pipeline's processes on a host without its coordinator, which cannot see them die or start them."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import zmq
+
+from omni_python.control.deaths import DeathWatch
+from omni_python.control.directory import leave_directory, remove_leftovers
+from omni_python.control.liveness import PERIOD, LifeSign, remove_life_sign, write_life_sign
+from omni_python.control.network import Network
+from omni_python.control.sockets import Inbox, Outlet
+from omni_python.pipeline.endpoint import socket_name
+from omni_python.pipeline.members import HELD_UP
+from omni_python.pipeline.place import Place
+from omni_python.pipeline.stage_process import coordinator_address
+from omni_python.proto.errors import OmniError
+from omni_python.proto.messages import (
+    BrokenMessage,
+    ControlMessage,
+    DrainMessage,
+    GoneMessage,
+    LeaveMessage,
+    RegisterMessage,
+    new_epoch,
+)
+
+log = logging.getLogger(__name__)
+
+
+class Keeper:
+    """Hears the processes of its host at the address where a coordinator would, brings back those that die, ends those
+    that are silent for long, and tells the coordinator, which otherwise would have to wait for their silence.
+
+    `recover(process, replica)` is called for those that are to be started again; it returns at once.
+    """
+
+    def __init__(self, pipeline: str, directory: Path, place: Place, recover: Callable[[str, int], None]) -> None:
+        self.epoch = new_epoch()
+        self._pipeline = pipeline
+        self._directory = directory
+        self._silence = place.network.silence
+        self._recover = recover
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._network = Network(self._context, place.network)
+        self._coordinator = Outlet(self._context, place.coordinator, self._network)
+        self._inbox = Inbox(self._context, coordinator_address(directory, pipeline), self._on_message)
+        self._deaths = DeathWatch()
+        self._processes: dict[int, RegisterMessage] = {}  # by epoch
+        self._heard: dict[int, float] = {}  # epoch -> when it last registered
+        self._reasons: dict[int, str] = {}  # epoch -> why it ends
+        self._leaving: set[int] = set()
+        self._draining = False
+        self._watcher = threading.Thread(target=self._watch, name="omni-keeper", daemon=True)
+
+    def start(self) -> None:
+        remove_leftovers(self._directory)
+        self._inbox.start()
+        self._watcher.start()
+
+    def stop(self) -> None:
+        self._deaths.close()
+        self._watcher.join()
+        self._inbox.stop()
+        self._coordinator.close(linger=0.2)
+        self._network.close()
+        self._context.term()
+        remove_life_sign(self._directory, self._pipeline)
+        leave_directory(self._directory)
+
+    def give_up(self, process: str, replica: int, why: str) -> None:
+        """A process will not come back."""
+        self._tell(GoneMessage(self.epoch, process, replica, 0, why, for_good=True))
+
+    # -- receiving thread
+
+    def _on_message(self, message: ControlMessage) -> None:
+        match message:
+            case RegisterMessage():
+                self._heard[message.epoch] = time.monotonic()
+                if message.epoch not in self._processes:
+                    self._processes[message.epoch] = message
+                    self._deaths.watch(message.epoch, message.pid)
+            case LeaveMessage():
+                self._leaving.add(message.epoch)
+            case BrokenMessage():
+                self._reasons[message.epoch] = message.reason
+                self._deaths.kill(message.epoch)
+            case DrainMessage():
+                self._draining = True
+                self._deaths.wake()
+            case _:
+                log.warning("a keeper got a %s; ask the host of the orchestrator", type(message).__name__)
+
+    # -- watching thread
+
+    def _watch(self) -> None:
+        checked = time.monotonic()
+        while not self._deaths.closed:
+            for epoch in self._deaths.wait(PERIOD):
+                self._lose(epoch)
+            now = time.monotonic()
+            if now - checked > HELD_UP:  # this process was: nobody could be heard meanwhile
+                self._heard = dict.fromkeys(list(self._heard), now)
+            checked = now
+            self._end_silent(now)
+            self._show_life()
+
+    def _end_silent(self, now: float) -> None:
+        for epoch, heard in list(self._heard.items()):
+            if now - heard > self._silence and epoch not in self._leaving:
+                self._reasons[epoch] = f"was silent for {now - heard:.0f} s and killed"
+                self._heard.pop(epoch)
+                self._deaths.kill(epoch)
+
+    def _lose(self, epoch: int) -> None:
+        process = self._processes.pop(epoch, None)
+        self._heard.pop(epoch, None)
+        with suppress(OSError):
+            os.unlink(self._directory / socket_name(epoch))
+        if process is None or epoch in self._leaving:
+            self._leaving.discard(epoch)
+            return
+        what = self._reasons.pop(epoch, "died")
+        log.error("process %s (%s) %s", process.process, ", ".join(process.stages), what)
+        self._tell(GoneMessage(self.epoch, process.process, process.replica, epoch, what))
+        self._recover(process.process, process.replica)
+
+    def _tell(self, message: GoneMessage) -> None:
+        try:
+            self._coordinator.send(message)
+        except OmniError as error:
+            log.warning("the coordinator does not know that process %s is gone: %s", message.process, error)
+
+    def _show_life(self) -> None:
+        try:
+            write_life_sign(self._directory, self._pipeline, LifeSign(os.getpid(), 0, self._draining))
+        except OSError as error:
+            log.warning("no sign of life could be left: %s", error)
