@@ -34,7 +34,7 @@ LOOK_UP_S = 5.0
 """Patience for the small calls, which a healthy server answers in milliseconds."""
 
 _ANY_LENGTH = -1
-_RECONNECT_MS = 100, 1000
+_RECONNECT_MS = 100, 300
 """Before the second try to connect, and at most before a later one. gRPC's own 1 s to 120 s, which all channels of a
 process to one address share, would notice a server that is back seconds late."""
 
