@@ -7,12 +7,17 @@ PIPELINES: dict[str, str] = {
     "qwen3_omni_colocated": "omni_python.models.qwen3_omni.config.Qwen3OmniColocatedPipelineConfig",
     "qwen3_omni_thinker_apart": "omni_python.models.qwen3_omni.config.Qwen3OmniThinkerApartPipelineConfig",
     "qwen3_omni_text": "omni_python.models.qwen3_omni.config.Qwen3OmniTextPipelineConfig",
+    "qwen2_5_omni": "omni_python.models.qwen2_5_omni.config.Qwen25OmniPipelineConfig",
     "fish_s2_pro": "omni_python.models.fish_s2_pro.config.FishS2ProPipelineConfig",
+    "ming_omni": "omni_python.models.ming_omni.config.MingOmniSpeechPipelineConfig",
+    "ming_omni_text": "omni_python.models.ming_omni.config.MingOmniTextPipelineConfig",
 }
 """Short name to the dotted path of the `PipelineConfig` class."""
 
 TINY_CHECKPOINTS: dict[str, str] = {
     "qwen3_omni": "omni_python.models.qwen3_omni.tiny",
+    "qwen2_5_omni": "omni_python.models.qwen2_5_omni.tiny",
     "fish_s2_pro": "omni_python.models.fish_s2_pro.tiny",
+    "ming_omni": "omni_python.models.ming_omni.tiny",
 }
 """Model family to the module whose `build(out, seed=...)` writes a checkpoint with random weights."""
