@@ -1,0 +1,87 @@
+"""Kokoro-82M (hexgrad; after StyleTTS 2, Li et al. 2023) as an ONNX network: phonemes and a voice to speech."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+
+from omni_python.models.loading.checkpoint import CheckpointError, load_json
+from omni_python.models.speech_to_speech.info import SAMPLE_RATE
+
+_LONGEST = 510
+"""Phonemes of one call, which also picks the voice's style: there is one for each number of them."""
+_STYLE = 256
+_QUIET = 0.01
+"""Amplitude. What is below it at the ends is cut to `_BEFORE` and `_AFTER` seconds: Kokoro leaves more than half a
+second of it, which would stand before the first sound and add up between sentences."""
+_BEFORE, _AFTER = 0.05, 0.2
+
+
+class Kokoro:
+    """Raises `CheckpointError` where a file is missing or another one."""
+
+    def __init__(self, path: str | Path, threads: int = 0) -> None:
+        """`path` holds model.onnx, vocabulary.json and voices/<name>.bin; 0 `threads` are as many as cores."""
+        folder = Path(path)
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = threads
+        # Threads that spin would take the cores from the other stages.
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        try:
+            self._session = onnxruntime.InferenceSession(
+                str(folder / "model.onnx"), options, providers=["CPUExecutionProvider"]
+            )
+        except Exception as error:  # of a class of its own for each of the library's errors
+            raise CheckpointError(f"cannot load {folder / 'model.onnx'}: {error}") from error
+        self._ids: dict[str, int] = load_json(folder, "vocabulary.json")["vocab"]
+        self._styles = {file.stem: _style(file) for file in sorted((folder / "voices").glob("*.bin"))}
+
+    def speak(self, phonemes: str, voice: str, speed: float = 1.0) -> np.ndarray:
+        """float32 [n] in -1..1 at `info.SAMPLE_RATE`; n is 0 where no phoneme is known."""
+        style = self._styles[voice]
+        pieces = [self._speak(ids, style, speed) for ids in self._pieces(phonemes)]
+        return np.concatenate(pieces) if pieces else np.zeros(0, np.float32)
+
+    def _speak(self, ids: list[int], style: np.ndarray, speed: float) -> np.ndarray:
+        inputs = {
+            "tokens": np.array([[0, *ids, 0]], np.int64),
+            "style": style[len(ids) - 1][None],
+            "speed": np.array([speed], np.float32),
+        }
+        (samples,) = self._session.run(["audio"], inputs)
+        return without_silence(np.asarray(samples, np.float32).reshape(-1).clip(-1, 1))
+
+    def _pieces(self, phonemes: str) -> Iterator[list[int]]:
+        """Ids in pieces that are not too long, cut between words."""
+        ids: list[int] = []
+        for word in phonemes.split(" "):
+            more = [self._ids[phoneme] for phoneme in word if phoneme in self._ids]
+            while len(more) > _LONGEST:
+                yield more[:_LONGEST]
+                more = more[_LONGEST:]
+            if len(ids) + 1 + len(more) > _LONGEST:
+                yield ids
+                ids = []
+            ids += [self._ids[" "], *more] if ids and more else more
+        if ids:
+            yield ids
+
+
+def without_silence(samples: np.ndarray) -> np.ndarray:
+    """`samples` [n] with short silences at their ends; all of them where all are quiet."""
+    (loud,) = np.nonzero(np.abs(samples) > _QUIET)
+    if not len(loud):
+        return samples
+    begin = max(0, int(loud[0]) - int(_BEFORE * SAMPLE_RATE))
+    return samples[begin : int(loud[-1]) + int(_AFTER * SAMPLE_RATE)]
+
+
+def _style(file: Path) -> np.ndarray:
+    """float32 [510, 256]."""
+    try:
+        return np.fromfile(file, np.float32).reshape(_LONGEST, _STYLE)
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"cannot read the voice {file}: {error}") from error

@@ -1,0 +1,63 @@
+# ruff: noqa: RUF001  (phonemes and typographic signs)
+"""Text that comes in pieces to what is spoken in one breath."""
+
+from __future__ import annotations
+
+import re
+
+_END = re.compile(r"[.!?…]+[\"'”’)\]]*(?=\s)|\n")
+_CLAUSE = re.compile(r"[,;:—–][\"'”’)\]]*(?=\s)")
+_ABBREVIATION = re.compile(r"(?:^|[\s(])(?:[A-HJ-Z]|Mr|Mrs|Ms|Dr|Prof|St|Jr|Sr|vs|etc|e\.g|i\.e|No)\.$")
+"""A point after these seldom ends a sentence."""
+
+
+class SentenceSplitter:
+    """Sentences, and of long ones clauses, as soon as they are there.
+
+    `first_clause` characters are enough to speak the first clause before its sentence is complete, so that speech
+    begins early; later ones are cut at clauses only where they would have more than `longest`. Joined, what is given
+    is the whole text but for spaces.
+    """
+
+    def __init__(self, first_clause: int = 25, longest: int = 200) -> None:
+        self._text = ""
+        self._first_clause = first_clause
+        self._longest = longest
+        self._begun = False
+
+    def push(self, text: str) -> list[str]:
+        """What is complete now."""
+        self._text += text
+        sentences = []
+        while (end := self._next_end()) is not None:
+            sentences += self._take(end)
+        return sentences
+
+    def finish(self) -> list[str]:
+        """The rest, when the text is over."""
+        sentences = self.push("\n")
+        self._text = ""
+        return sentences
+
+    def _take(self, end: int) -> list[str]:
+        taken, self._text = self._text[:end].strip(), self._text[end:]
+        self._begun |= bool(taken)
+        return [taken] if taken else []
+
+    def _next_end(self) -> int | None:
+        """Where what is to be spoken next ends, if that is known."""
+        end = next(
+            (m.end() for m in _END.finditer(self._text) if not _ABBREVIATION.search(self._text[: m.end()])), None
+        )
+        within = self._text if end is None else self._text[:end]
+        clauses = [match.end() for match in _CLAUSE.finditer(within)]
+        if not self._begun:
+            early = next((clause for clause in clauses if clause >= self._first_clause), None)
+            if early is not None and len(within) - early >= self._first_clause:
+                return early
+        if len(within) <= self._longest:
+            return end
+        if fitting := [clause for clause in clauses if clause <= self._longest]:
+            return fitting[-1]
+        space = within.rfind(" ", 0, self._longest)
+        return space if space > 0 else self._longest
