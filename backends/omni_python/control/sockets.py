@@ -109,6 +109,18 @@ class Outlet:
         except zmq.ZMQError as error:
             raise Unavailable(f"the peer at {self._address} cannot be reached: {error}") from error
 
+    def try_send(self, message: ControlMessage) -> bool:
+        """Queue a message unless that takes waiting, or cannot be done; whether it was queued."""
+        if not self._lock.acquire(blocking=False):
+            return False
+        try:
+            self._socket.send(encode_message(message), zmq.NOBLOCK)
+        except zmq.ZMQError:
+            return False
+        finally:
+            self._lock.release()
+        return True
+
     def close(self, linger: float = 0.0) -> None:
         with self._lock:
             self._socket.close(linger=int(linger * 1000))

@@ -6,7 +6,7 @@ import logging
 import os
 import queue
 import threading
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -17,6 +17,7 @@ import zmq
 from omni_python.control.directory import socket_address
 from omni_python.control.network import Network, NetworkPlace
 from omni_python.control.sockets import Inbox, Outlet
+from omni_python.pipeline.credits import Credits
 from omni_python.proto.errors import OmniError, Unavailable
 from omni_python.proto.messages import (
     CompleteMessage,
@@ -58,10 +59,10 @@ class Endpoint:
         self.epoch = new_epoch()
         self.pid = os.getpid()
         self._directory = directory
-        self._credits: queue.SimpleQueue[tuple[int, str, int] | None] = queue.SimpleQueue()
+        self._credits = Credits(self._send_credits)
         if place is not None and host is None:
             host = f"{host_identity()}/{place.host}"
-        self.carrier = Carrier(relay, self.epoch, lambda *credit: self._credits.put(credit), host)
+        self.carrier = Carrier(relay, self.epoch, self._credits.note, host)
         if place is not None:
             self.carrier.site = msgspec.structs.replace(self.carrier.site, name=place.host, address=place.url)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -73,28 +74,24 @@ class Endpoint:
         self._lock = threading.Lock()
         self._transfers: queue.SimpleQueue[DataMessage | None] = queue.SimpleQueue()
         self._behind: Counter[int] = Counter()  # messages of each peer that wait for bytes, or behind one that does
-        self._threads = [
-            threading.Thread(target=self._send_credits, name="omni-credits", daemon=True),
-            threading.Thread(target=self._transfer, name="omni-transfer", daemon=True),
-        ]
+        self._transferring = threading.Thread(target=self._transfer, name="omni-transfer", daemon=True)
 
     @property
     def address(self) -> str:
         return self._inbox.address
 
     def start(self) -> None:
-        for thread in self._threads:
-            thread.start()
+        self._credits.start()
+        self._transferring.start()
         self._inbox.start()
 
     def stop(self) -> None:
         """Close everything; messages that peers have not taken within 0.2 s are lost."""
         self._inbox.stop()
         self._transfers.put(None)
-        self._threads[1].join()
+        self._transferring.join()
         self.carrier.close()
-        self._credits.put(None)
-        self._threads[0].join()
+        self._credits.stop()
         with self._lock:
             for outlet in self._outlets.values():
                 outlet.close(linger=0.2)
@@ -156,7 +153,11 @@ class Endpoint:
                 self._behind[message.epoch] += 1
             self._transfers.put(message)
         else:
-            self._handle(message)
+            self._credits.hold()
+            try:
+                self._handle(message)
+            finally:
+                self._credits.settle()
 
     def _must_wait(self, message: DataMessage) -> bool:
         """Whether a message's bytes have yet to come, or it would overtake one of the same peer whose bytes have."""
@@ -179,25 +180,19 @@ class Endpoint:
             self._behind[message.epoch] -= 1
         return True
 
-    def _send_credits(self) -> None:
-        """Credits come from wherever the last view of a slot dies, even inside the garbage collector: they are queued
-        there, and sent from here, all that are waiting for one peer in one message."""
-        waiting: dict[tuple[int, str], list[int]] = defaultdict(list)
-        while (credit := self._credits.get()) is not None:
-            waiting[credit[:2]].append(credit[2])
-            while not self._credits.empty():
-                more = self._credits.get()
-                if more is None:
-                    return
-                waiting[more[:2]].append(more[2])
-            for epoch, relay in list(waiting):
-                generations = waiting.pop((epoch, relay))
-                if epoch not in self._outlets:
-                    continue  # a dead peer's credits die with it: payloads come only from peers that were introduced
-                try:
-                    self.send(epoch, CreditMessage(self.epoch, relay, generations))
-                except OmniError as error:
-                    log.warning("credits lost: %s", error)
+    def _send_credits(self, epoch: int, relay: str, generations: list[int], wait: bool) -> bool:
+        """Whether they need not be sent once more."""
+        outlet = self._outlets.get(epoch)
+        if outlet is None:
+            return True  # a dead peer's credits die with it: payloads come only from peers that were introduced
+        message = CreditMessage(self.epoch, relay, generations)
+        if not wait:
+            return outlet.try_send(message)
+        try:
+            outlet.send(message)
+        except OmniError as error:
+            log.warning("credits lost: %s", error)
+        return True
 
 
 def socket_name(epoch: int) -> str:

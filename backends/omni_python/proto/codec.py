@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import sys
 import warnings
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, cast
 
 import msgspec
@@ -36,7 +36,6 @@ _MAX_SIZE = 1 << 48
 
 _ANY = "payload"
 """Stands for any type: no type has such a name, without a module."""
-_NO_BYTES = np.empty(0, np.uint8)
 _TENSOR = 1
 _DTYPES: tuple[tuple[str, int], ...] = (  # the index is the wire value: append only
     ("uint8", 1),
@@ -59,6 +58,11 @@ _DTYPES: tuple[tuple[str, int], ...] = (  # the index is the wire value: append 
 )
 _NO_NUMPY = frozenset(("bfloat16", "float8_e4m3fn", "float8_e5m2"))
 _DTYPE_IDS = {name: index for index, (name, _) in enumerate(_DTYPES)}
+_NUMPY_DTYPES = {name: np.dtype(name) for name, _ in _DTYPES if name not in _NO_NUMPY}
+_UINT8 = np.dtype(np.uint8)
+
+KNOWN_HEADERS = 1024
+"""Headers that a sender, and each decoder, remembers: the tensors of an edge are the same again and again."""
 
 warnings.filterwarnings("ignore", message="The given NumPy array is not writable")  # views of a relay are read-only
 
@@ -94,14 +98,15 @@ class DevicePart:
         self.nbytes = _aligned(offset + nbytes)
         return offset
 
-    @property
-    def address(self) -> int:
-        """Where the first tensor's bytes are; 0 without tensors."""
-        return self.sources[0][1] if self.sources else 0
+    def place(self) -> int:
+        """The address at which the tensors lie already just as they would be laid there; 0 where they do not."""
+        if not self.sources:
+            return 0
+        address = self.sources[0][1]
+        return address if all(source == address + offset for offset, source, _ in self.sources[1:]) else 0
 
-    def lies_at(self, address: int) -> bool:
-        """Whether the tensors already are at `address` just as they would be laid there."""
-        return all(source == address + offset for offset, source, _ in self.sources)
+
+_NOTHING_ON_DEVICE = DevicePart()
 
 
 class EncodedPayload:
@@ -116,8 +121,8 @@ class EncodedPayload:
         self.type = type_name(type(payload))
         self.nbytes = 0
         """Bytes that `write_to` needs."""
-        self.device = DevicePart()
-        self._buffers: list[tuple[int, np.ndarray]] = []
+        self.device = _NOTHING_ON_DEVICE
+        self._buffers: list[tuple[int, np.ndarray]] = []  # (offset, contiguous array)
         self._keep_cuda = keep_cuda
         self._tensors = 0
         try:
@@ -130,19 +135,18 @@ class EncodedPayload:
                 f"into a message; carry large bytes as uint8 arrays"
             )
 
-    def lies_at(self, address: int) -> bool:
-        """Whether the tensors already are at `address` just as `write_to` would put them there."""
-        return all(source.ctypes.data == address + offset for offset, source in self._buffers)
-
-    @property
-    def address(self) -> int:
-        """Where the first tensor's bytes are; 0 without tensors."""
-        return self._buffers[0][1].ctypes.data if self._buffers else 0
+    def place(self) -> int:
+        """The address at which the tensors lie already just as `write_to` would put them there; 0 where they do not,
+        or there are none."""
+        if not self._buffers:
+            return 0
+        address = _address(self._buffers[0][1])
+        return address if all(_address(source) == address + offset for offset, source in self._buffers[1:]) else 0
 
     def write_to(self, buffer: np.ndarray) -> None:
         """Copy the tensors into `buffer`, uint8 [at least nbytes]."""
         for offset, source in self._buffers:
-            buffer[offset : offset + source.nbytes] = source
+            buffer[offset : offset + source.nbytes] = _as_bytes(source)
 
     def inline(self) -> bytes:
         """The tensors as one bytes object, for a message that carries them itself."""
@@ -159,36 +163,38 @@ class EncodedPayload:
         if self._tensors > MAX_TENSORS:
             raise TypeError(f"more than {MAX_TENSORS} tensors")
         if isinstance(value, np.ndarray):
-            dtype, shape, data = _numpy_name(value.dtype), value.shape, _numpy_bytes(value)
-        elif type(value).__module__.partition(".")[0] == "torch":
-            if self._keep_cuda is not None and getattr(value, "is_cuda", False):
+            return self._lift_array(_dtype_id(_numpy_name(value.dtype)), value.shape, value)
+        torch = sys.modules.get("torch")
+        if torch is not None and isinstance(value, torch.Tensor):
+            if self._keep_cuda is not None and value.is_cuda:
                 return self._lift_cuda(value, self._keep_cuda)
-            dtype, shape, data = _torch_bytes(value)
-        elif isinstance(value, np.generic):
+            dtype = _dtype_id(_torch_name(value.dtype))
+            return self._lift_array(dtype, tuple(value.shape), _on_host(value))
+        if isinstance(value, np.generic):
             raise TypeError(f"numpy scalar {value!r}: use a Python number or an array")
-        else:
-            raise TypeError(f"a {type(value).__name__} may not cross a stage border")
-        try:
-            dtype_id = _DTYPE_IDS[dtype]
-        except KeyError:
-            raise TypeError(f"dtype {dtype} may not cross a stage border") from None
-        offset = 0
-        if data.nbytes:
+        raise TypeError(f"a {type(value).__name__} may not cross a stage border")
+
+    def _lift_array(self, dtype: int, shape: tuple[int, ...], array: np.ndarray) -> msgspec.msgpack.Ext:
+        offset, nbytes = 0, array.nbytes
+        if nbytes:
             offset = self.nbytes
-            self._buffers.append((offset, data))
-            self.nbytes = _aligned(offset + data.nbytes)
-        return _extension(_TensorHeader(dtype_id, shape, offset, data.nbytes))
+            self._buffers.append((offset, array if array.flags.c_contiguous else np.ascontiguousarray(array)))
+            self.nbytes = _aligned(offset + nbytes)
+        return _extension(dtype, shape, offset, nbytes, False)
 
     def _lift_cuda(self, value: Any, gpu: int) -> msgspec.msgpack.Ext:
-        tensor = value.resolve_conj().resolve_neg().contiguous()
+        tensor = value
+        if not value.is_contiguous() or value.is_neg() or value.is_conj():
+            tensor = value.resolve_conj().resolve_neg().contiguous()
         if tensor.get_device() != gpu:
             tensor = tensor.to(f"cuda:{gpu}")
-        dtype = _torch_name(tensor.dtype)
-        if dtype not in _DTYPE_IDS:
-            raise TypeError(f"dtype {dtype} may not cross a stage border")
-        nbytes = tensor.nbytes
-        offset = self.device.add(tensor, nbytes) if nbytes else 0
-        return _extension(_TensorHeader(_DTYPE_IDS[dtype], tuple(tensor.shape), offset, nbytes, True))
+        dtype = _dtype_id(_torch_name(tensor.dtype))
+        offset, nbytes = 0, tensor.nbytes
+        if nbytes:
+            if self.device is _NOTHING_ON_DEVICE:
+                self.device = DevicePart()
+            offset = self.device.add(tensor, nbytes)
+        return _extension(dtype, tuple(tensor.shape), offset, nbytes, True)
 
 
 class PayloadDecoder:
@@ -196,12 +202,12 @@ class PayloadDecoder:
 
     def __init__(self) -> None:
         self._decoders: dict[str, msgspec.msgpack.Decoder[Any]] = {}
-        self._headers = msgspec.msgpack.Decoder(_TensorHeader)
-        self._buffer: np.ndarray
+        self._headers: dict[bytes, _TensorHeader] = {}  # those that were found to be sound, as they came
+        self._buffer: np.ndarray | bytes
         self._device: Any
         self._forget()
 
-    def decode(self, type: str, body: bytes, buffer: np.ndarray, device: Any = None) -> Payload:
+    def decode(self, type: str, body: bytes, buffer: np.ndarray | bytes, device: Any = None) -> Payload:
         """The payload; its tensors are views of `buffer`, uint8 [n], or of `device`, a uint8 CUDA tensor [m].
 
         Raises `CodecError` for anything malformed.
@@ -220,7 +226,7 @@ class PayloadDecoder:
         finally:
             self._forget()
 
-    def decode_plain(self, body: bytes, buffer: np.ndarray) -> list[Any]:
+    def decode_plain(self, body: bytes, buffer: np.ndarray | bytes) -> list[Any]:
         """The values of a payload whose type need not be known, by position: structs as lists or dicts, tensors as
         arrays, of which those that numpy has no type for are float32. Raises `CodecError` for anything malformed."""
         if _ANY not in self._decoders:
@@ -230,57 +236,88 @@ class PayloadDecoder:
 
     def _forget(self) -> None:
         """Let go of the buffers, which may be slots of a relay."""
-        self._buffer, self._device = _NO_BYTES, None
+        self._buffer, self._device = b"", None
         self._bytes_left = self._tensors_left = 0
 
     def _view(self, code: int, data: memoryview) -> _TensorView:
         if code != _TENSOR:
             raise ValueError(f"unknown extension {code}")
-        header = self._headers.decode(data)
-        if not 0 <= header.dtype < len(_DTYPES):
-            raise ValueError(f"unknown dtype {header.dtype}")
-        shape = header.shape
-        if len(shape) > MAX_DIMENSIONS or (shape and not 0 <= min(shape) <= max(shape) < _MAX_SIZE):
-            raise ValueError(f"impossible shape {shape[:MAX_DIMENSIONS]}")
-        name, itemsize = _DTYPES[header.dtype]
-        end = header.offset + header.nbytes
-        if not header.on_device:
-            length = len(self._buffer)
-        elif self._device is not None:
-            length = self._device.numel()
-        else:
-            length = 0
-        if math.prod(shape) * itemsize != header.nbytes or header.offset < 0 or end > length:
+        raw = bytes(data)
+        header = self._headers.get(raw) or self._read_header(raw)
+        memory: Any = self._device if header.on_device else self._buffer
+        length = 0 if memory is None else memory.numel() if header.on_device else len(memory)
+        if header.offset + header.nbytes > length:
             raise ValueError("a tensor reaches beyond its buffer")
         self._bytes_left -= header.nbytes
         self._tensors_left -= 1
         if self._bytes_left < 0 or self._tensors_left < 0:
             raise ValueError("there are more tensors than its buffer holds")
+        return _TensorView(header, memory)
+
+    def _read_header(self, raw: bytes) -> _TensorHeader:
+        """A header all of whose numbers fit together, whatever the buffer is. Raises `ValueError` for others."""
+        header = _decode_header(raw)
+        if not 0 <= header.dtype < len(_DTYPES):
+            raise ValueError(f"unknown dtype {header.dtype}")
+        shape = header.shape
+        if len(shape) > MAX_DIMENSIONS or (shape and not 0 <= min(shape) <= max(shape) < _MAX_SIZE):
+            raise ValueError(f"impossible shape {shape[:MAX_DIMENSIONS]}")
+        if math.prod(shape) * _DTYPES[header.dtype][1] != header.nbytes or header.offset < 0:
+            raise ValueError("a tensor reaches beyond its buffer")
         if header.nbytes and header.offset % ALIGNMENT:
             raise ValueError("a tensor is not aligned")
-        if header.on_device:
-            whole = header.nbytes == length
-            part = self._device if whole else self._device[header.offset : end] if header.nbytes else None
-            return _TensorView(name, shape, part, True)
-        return _TensorView(name, shape, self._buffer[header.offset : end])
+        if len(self._headers) >= KNOWN_HEADERS:
+            self._headers.clear()
+        self._headers[raw] = header
+        return header
 
 
 class _TensorView(msgspec.Struct, gc=False):
-    dtype: str
-    shape: tuple[int, ...]
-    data: Any
-    """uint8 [n]: an array, or where `on_device` a CUDA tensor, or None for no bytes."""
-    on_device: bool = False
+    """A tensor to be cut from `memory` when it is known what is wanted: from uint8 [n], an array or bytes, or where the
+    header says `on_device` from a CUDA tensor (None for no bytes)."""
+
+    header: _TensorHeader
+    memory: Any
+
+    def array(self) -> np.ndarray:
+        """As an array over the memory. Raises `ValueError` where numpy has no such dtype."""
+        header = self.header
+        name = _DTYPES[header.dtype][0]
+        dtype = _NUMPY_DTYPES.get(name)
+        if dtype is None:
+            raise ValueError(f"numpy has no {name}")
+        return self._cut(header.shape, dtype)
+
+    def tensor(self, torch: Any) -> Any:
+        header = self.header
+        name = _DTYPES[header.dtype][0]
+        if not header.nbytes:
+            device = "cuda" if header.on_device else "cpu"
+            return torch.empty(header.shape, dtype=getattr(torch, name), device=device)
+        if not header.on_device and name in _NUMPY_DTYPES:
+            return torch.from_numpy(self._cut(header.shape, _NUMPY_DTYPES[name]))
+        flat = self._flat_on_device() if header.on_device else torch.from_numpy(self._cut((header.nbytes,), _UINT8))
+        if name != "uint8":
+            flat = flat.view(getattr(torch, name))
+        return flat if len(header.shape) == 1 else flat.view(header.shape)
+
+    def _cut(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
+        return np.ndarray(shape, dtype, self.memory, self.header.offset)
+
+    def _flat_on_device(self) -> Any:
+        """uint8 [nbytes]; slicing costs about as much as all the rest, so the whole is not sliced."""
+        offset, nbytes = self.header.offset, self.header.nbytes
+        return self.memory if nbytes == self.memory.numel() else self.memory[offset : offset + nbytes]
 
 
-def _plain(tensor: _TensorView) -> np.ndarray:
-    if not math.prod(tensor.shape):
-        return np.empty(tensor.shape, np.float32)
-    if tensor.dtype in _NO_NUMPY:
-        import torch
+def _plain(view: _TensorView) -> np.ndarray:
+    if not view.header.nbytes:
+        return np.empty(view.header.shape, np.float32)
+    if _DTYPES[view.header.dtype][0] in _NUMPY_DTYPES:
+        return view.array()
+    import torch
 
-        return torch.from_numpy(tensor.data).view(getattr(torch, tensor.dtype)).float().numpy().reshape(tensor.shape)
-    array: np.ndarray = tensor.data.view(tensor.dtype).reshape(tensor.shape)
+    array: np.ndarray = view.tensor(torch).float().numpy()
     return array
 
 
@@ -289,21 +326,12 @@ def _as_annotated(annotation: type, value: object) -> object:
     if not isinstance(value, _TensorView):
         raise ValueError(f"expected a tensor, got {type(value).__name__}")
     if annotation is np.ndarray:
-        if value.on_device:
+        if value.header.on_device:
             raise ValueError("a tensor on a GPU does not fit numpy.ndarray")
-        try:
-            return value.data.view(value.dtype).reshape(value.shape)
-        except TypeError:
-            raise ValueError(f"numpy has no {value.dtype}") from None
+        return value.array()
     torch = sys.modules.get("torch")
     if torch is not None and annotation is torch.Tensor:
-        if not math.prod(value.shape):
-            device = "cuda" if value.on_device else "cpu"
-            return torch.empty(value.shape, dtype=getattr(torch, value.dtype), device=device)
-        flat = value.data if value.on_device else torch.from_numpy(value.data)
-        if value.dtype != "uint8":
-            flat = flat.view(getattr(torch, value.dtype))
-        return flat if len(value.shape) == 1 else flat.view(value.shape)
+        return value.tensor(torch)
     raise ValueError(f"a tensor does not fit {annotation!r}")
 
 
@@ -313,40 +341,43 @@ def _numpy_name(dtype: np.dtype[Any]) -> str:
     return dtype.name
 
 
-def _numpy_bytes(array: np.ndarray) -> np.ndarray:
-    if array.ndim != 1 or not array.flags.c_contiguous:
-        array = np.ascontiguousarray(array).reshape(-1)
-    return array.view(np.uint8)
-
-
 @cache
 def _torch_name(dtype: Any) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _torch_bytes(value: Any) -> tuple[str, tuple[int, ...], np.ndarray]:
-    torch = sys.modules["torch"]
-    if not isinstance(value, torch.Tensor):
-        raise TypeError(f"a {type(value).__name__} may not cross a stage border")
-    dtype, shape, raw = _raw_torch(value.detach().cpu().contiguous())
-    return dtype, shape, raw.numpy()
+def _dtype_id(name: str) -> int:
+    try:
+        return _DTYPE_IDS[name]
+    except KeyError:
+        raise TypeError(f"dtype {name} may not cross a stage border") from None
 
 
-def _raw_torch(tensor: Any) -> tuple[str, tuple[int, ...], Any]:
-    """The dtype's name, the shape, and the bytes as a uint8 tensor [n] that shares a contiguous tensor's memory."""
-    torch = sys.modules["torch"]
-    if tensor.is_complex():
-        raw = torch.view_as_real(tensor.resolve_conj()).reshape(-1).view(torch.uint8)
+def _address(array: np.ndarray) -> int:
+    return int(array.ctypes.data)
+
+
+def _as_bytes(array: np.ndarray) -> np.ndarray:
+    """uint8 [nbytes] over a contiguous array's memory."""
+    return array.reshape(-1).view(_UINT8)
+
+
+def _on_host(tensor: Any) -> np.ndarray:
+    """A tensor as an array on the host that shares its memory where it can; uint8 where numpy has no such dtype."""
+    if _torch_name(tensor.dtype) in _NUMPY_DTYPES:
+        array: np.ndarray = tensor.numpy(force=True)
     else:
-        raw = tensor.reshape(-1).view(torch.uint8)
-    return _torch_name(tensor.dtype), tuple(tensor.shape), raw
+        array = tensor.detach().cpu().contiguous().reshape(-1).view(sys.modules["torch"].uint8).numpy()
+    return array
 
 
 _encode_header = msgspec.msgpack.Encoder().encode
+_decode_header = msgspec.msgpack.Decoder(_TensorHeader).decode
 
 
-def _extension(header: _TensorHeader) -> msgspec.msgpack.Ext:
-    return msgspec.msgpack.Ext(_TENSOR, _encode_header(header))
+@lru_cache(KNOWN_HEADERS)
+def _extension(dtype: int, shape: tuple[int, ...], offset: int, nbytes: int, on_device: bool) -> msgspec.msgpack.Ext:
+    return msgspec.msgpack.Ext(_TENSOR, _encode_header(_TensorHeader(dtype, shape, offset, nbytes, on_device)))
 
 
 def _aligned(nbytes: int) -> int:

@@ -50,9 +50,8 @@ class Placed(Protocol):
 
     nbytes: int
 
-    @property
-    def address(self) -> int: ...
-    def lies_at(self, address: int) -> bool: ...
+    def place(self) -> int:
+        """The address at which they lie already just as they would be written; 0 where they do not."""
 
 
 class Source(Placed, Protocol):
@@ -75,9 +74,9 @@ class _Blocks:
         """The allocation that holds all of a source where it would be written to anyway; it is open no more."""
         if not self._open:
             return None
-        address = source.address
+        address = source.place()
         allocation = self._open.get(address)
-        if allocation is None or source.nbytes > allocation.slot.length or not source.lies_at(address):
+        if allocation is None or source.nbytes > allocation.slot.length:
             return None
         return self._open.pop(address, None)
 
@@ -91,30 +90,28 @@ CreditFn = Callable[[int, str, int], object]
 inside the garbage collector, so it must only queue."""
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True, eq=False)  # not frozen: making one is part of every transfer, and costs three times as much then
 class RelayOperation(Generic[R]):
     """A transfer under way. `metadata` is what the reader needs."""
 
     metadata: R
-    _wait: Callable[[float | None], bool]
+    _slots: Slots | None = None
+    """The sender's, of a put; a get is over when it returns."""
 
     def wait_for_completion(self, timeout: float | None = None) -> bool:
         """Of a put: whether all readers are done. Of a get: whether the bytes are there."""
-        return self._wait(timeout)
+        return self._slots is None or self._slots.wait_free(self.metadata.generation, timeout)
 
 
-@dataclass(eq=False)
+@dataclass(slots=True, eq=False)
 class Allocation:
     """A slot to produce in: write to `memory` (uint8 [nbytes], an array, or on a GPU a tensor, which torch's current
     stream may write to), then commit, and do not write any more."""
 
     memory: Any
     slot: Slot
-
-    @property
-    def address(self) -> int:
-        memory = self.memory
-        return int(memory.ctypes.data if isinstance(memory, np.ndarray) else memory.data_ptr())
+    address: int
+    """Where the memory is."""
 
 
 class Relay(ABC, Generic[R]):
@@ -164,7 +161,8 @@ class Relay(ABC, Generic[R]):
         Raises like `put`. It is the producer's until then; `release` it if nothing comes of it.
         """
         slot, memory = self._room(nbytes, request_id, timeout)
-        return self._blocks.add(Allocation(memory[:nbytes], slot))
+        address = memory.ctypes.data if isinstance(memory, np.ndarray) else memory.data_ptr()
+        return self._blocks.add(Allocation(memory[:nbytes], slot, address))
 
     def commit(self, allocation: Allocation, readers: Sequence[int]) -> RelayOperation[R]:
         """Offer what was written to an allocation."""
@@ -193,7 +191,7 @@ class Relay(ABC, Generic[R]):
     def get(self, sender: int, ref: R, dest: np.ndarray, request_id: str = "") -> RelayOperation[R]:
         """Copy the bytes into `dest`, uint8 [at least nbytes], and credit the slot."""
         dest[: ref.nbytes] = self.get_view(sender, ref)
-        return RelayOperation(ref, lambda _timeout: True)
+        return RelayOperation(ref)
 
     @abstractmethod
     def decline(self, sender: int, ref: R) -> None:

@@ -8,8 +8,6 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from omni_python.proto.codec import EncodedPayload, PayloadDecoder
 from omni_python.proto.errors import OmniError, Unavailable
 from omni_python.proto.messages import Envelope, RelayInfo, Site
@@ -59,6 +57,11 @@ def relay_of(ref: Ref) -> str:
     return _RELAY_OF[type(ref)]
 
 
+class _OfThread(threading.local):
+    def __init__(self) -> None:
+        self.decoder = PayloadDecoder()
+
+
 class Carrier:
     """All relays of a process. Peers are known by epoch. Thread-safe.
 
@@ -83,7 +86,10 @@ class Carrier:
         self.site = Site(host_identity() if host is None else host, gpu, infos)
         self._sites: dict[int, Site] = {}
         self._routes: dict[tuple[int, ...], tuple[bool, DeviceRelay[Any] | None]] = {}
-        self._decoders = threading.local()
+        self._travelling = frozenset(
+            kind for kind, name in _RELAY_OF.items() if name in self._relays and self._relays[name].travels
+        )
+        self._thread = _OfThread()
         self.carried: Counter[str] = Counter()
         """Payloads sent, by way."""
 
@@ -108,8 +114,8 @@ class Carrier:
         for relay in self._relays.values():
             relay.slots.welcome(epoch)
         for info in site.relays:
-            if (relay := self._relays.get(info.relay)) is not None:
-                relay.introduce(epoch, info.data)
+            if (named := self._relays.get(info.relay)) is not None:
+                named.introduce(epoch, info.data)
 
     # -- payloads
 
@@ -157,36 +163,28 @@ class Carrier:
 
     def travels(self, envelope: Envelope | None) -> bool:
         """Whether `unpack` has to wait until the bytes have come."""
-        if envelope is None or (envelope.ref is None and envelope.device is None):
-            return False
-        relays = (self._relays.get(_RELAY_OF[type(ref)]) for ref in envelope.refs)
-        return any(relay is not None and relay.travels for relay in relays)
+        return envelope is not None and (
+            type(envelope.ref) in self._travelling or type(envelope.device) in self._travelling
+        )
 
     def unpack(self, sender: int, envelope: Envelope) -> Payload:
         """The payload; its tensors may be views of the sender's slot, which is credited when they are gone.
 
         Raises `CodecError`, and `TransferFailed` when the bytes cannot be had; slots are credited in any case.
         """
-        decoder = getattr(self._decoders, "decoder", None)
-        if decoder is None:
-            decoder = self._decoders.decoder = PayloadDecoder()
-        buffer, device = self._views(sender, envelope)
-        payload: Payload = decoder.decode(envelope.type, envelope.body, buffer, device)
-        return payload
+        device = None if envelope.device is None else self._device_view(sender, envelope)
+        buffer = envelope.inline if envelope.ref is None else self._view(sender, envelope.ref)
+        return self._thread.decoder.decode(envelope.type, envelope.body, buffer, device)
 
-    def _views(self, sender: int, envelope: Envelope) -> tuple[np.ndarray, Any]:
-        """The envelope's tensors on the host, and those on the GPU."""
-        device = None
-        if envelope.device is not None:
-            try:
-                device = self._view(sender, envelope.device)
-            except BaseException:
-                if envelope.ref is not None:
-                    self._decline(sender, envelope.ref)
-                raise
-        if envelope.ref is None:
-            return np.frombuffer(envelope.inline, np.uint8), device
-        return self._view(sender, envelope.ref), device
+    def _device_view(self, sender: int, envelope: Envelope) -> Any:
+        """The envelope's tensors on the GPU; where they cannot be read, those on the host are given back, too."""
+        assert envelope.device is not None
+        try:
+            return self._view(sender, envelope.device)
+        except BaseException:
+            if envelope.ref is not None:
+                self._decline(sender, envelope.ref)
+            raise
 
     def _view(self, sender: int, ref: Ref) -> Any:
         """What a slot holds; one that cannot be read is given back."""

@@ -203,7 +203,7 @@ class DeviceRelay(Relay[R]):
     def _lend(self, slot: Slot, nbytes: int, readers: Sequence[int]) -> RelayOperation[R]:
         ref = self._written(slot, nbytes)
         self.slots.commit(slot, readers)
-        return RelayOperation(ref, lambda timeout: self.slots.wait_free(slot.generation, timeout))
+        return RelayOperation(ref, self.slots)
 
     def _room(self, nbytes: int, request_id: str, timeout: float) -> tuple[Slot, Any]:
         slot = self._take(nbytes, request_id, timeout)

@@ -79,7 +79,7 @@ class NcclRelay(Relay[NcclRef]):
         for reader in readers:
             self._outbox(reader).put((slot.generation, memory))
         ref = NcclRef(slot.generation, memory.nbytes)
-        return RelayOperation(ref, lambda timeout: self.slots.wait_free(slot.generation, timeout))
+        return RelayOperation(ref, self.slots)
 
     def _outbox(self, reader: int) -> queue.SimpleQueue[tuple[int, np.ndarray] | None]:
         with self._lock:
@@ -129,7 +129,7 @@ class NcclRelay(Relay[NcclRef]):
                 reason = str(error).partition("\n")[0]
                 raise TransferFailed(f"{ref.nbytes} bytes did not come over torch.distributed: {reason}") from error
         self._credit(sender, self.name, ref.generation)
-        return RelayOperation(ref, lambda _timeout: True)
+        return RelayOperation(ref)
 
     def decline(self, sender: int, ref: NcclRef) -> None:
         self._declined.put((sender, ref))

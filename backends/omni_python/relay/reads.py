@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import mmap
 import queue
-import weakref
 from abc import abstractmethod
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 import numpy as np
 
 from omni_python.proto.refs import MooncakeRef, NixlRef
 from omni_python.relay.base import CreditFn, Relay, RelayOperation, RelaySettings
-from omni_python.relay.shm import COPY_LIMIT
+from omni_python.relay.shm import COPY_LIMIT, leased
 from omni_python.relay.slots import OutOfSlots, Slot, Slots
 
 R = TypeVar("R", NixlRef, MooncakeRef)
@@ -74,7 +74,7 @@ class ReadRelay(Relay[R], Generic[R]):
         address = self._region.address + slot.offset if slot.extra is None else slot.extra.address
         ref = self._ref(slot, memory.nbytes, address)
         self.slots.commit(slot, readers)
-        return RelayOperation(ref, lambda timeout: self.slots.wait_free(slot.generation, timeout))
+        return RelayOperation(ref, self.slots)
 
     # -- reading
 
@@ -96,9 +96,7 @@ class ReadRelay(Relay[R], Generic[R]):
             self._landing.abandon(slot)
             return copy
         self._landing.commit(slot, [self._epoch])
-        lease = np.frombuffer(self._region.mapping, np.uint8, ref.nbytes, offset)
-        end = weakref.finalize(lease, self._landed.put, slot.generation)
-        end.atexit = False
+        lease = leased(self._region.mapping, ref.nbytes, offset, partial(self._landed.put, slot.generation))
         lease.flags.writeable = False
         return lease
 

@@ -12,7 +12,8 @@ import itertools
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -62,7 +63,10 @@ class Slots:
         self._extra_bytes = 0
         self._out: dict[int, Slot] = {}  # by generation
         self._generations = itertools.count(1)
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
+        self._sleepers = 0
+        """Threads that wait for a change; mostly there is none to be woken."""
         self._queue: deque[object] = deque()
         self._waiting: Counter[str] = Counter()
         self._cancelled: set[str] = set()
@@ -74,7 +78,7 @@ class Slots:
 
     def lent(self) -> Counter[int | None]:
         """Slots that are out, by the reader's epoch; None for those that are being written."""
-        with self._changed:
+        with self._lock:
             return Counter(reader for slot in self._out.values() for reader in (slot.readers or (None,)))
 
     def take(self, nbytes: int, request_id: str = "", timeout: float = 0.0) -> Slot:
@@ -85,7 +89,7 @@ class Slots:
         length = self._rounded(nbytes)
         if length > self.capacity:
             raise OutOfSlots(f"{nbytes} bytes are more than the relay's whole pool of {self.capacity}")
-        with self._changed:
+        with self._lock:
             offset = None if self._queue else self._fit(length)
             if offset is None and not self._closed:
                 offset = self._wait(length, request_id, timeout)
@@ -102,7 +106,7 @@ class Slots:
         Raises `OutOfSlots` when as much as the pool holds is out already in this way.
         """
         length = self._rounded(nbytes)
-        with self._changed:
+        with self._lock:
             if self._closed:
                 raise RelayClosed("the relay is closed")
             if self._extra_bytes and self._extra_bytes + length > self.capacity:
@@ -115,7 +119,7 @@ class Slots:
 
     def commit(self, slot: Slot, readers: Sequence[int]) -> None:
         """Lend a slot to the processes with these epochs; each owes one credit for each time that it is named."""
-        with self._changed:
+        with self._lock:
             slot.committed = True
             slot.readers = [epoch for epoch in readers if epoch not in self._gone]
             if not slot.readers:
@@ -123,7 +127,7 @@ class Slots:
 
     def credit(self, generation: int, reader: int) -> bool:
         """A reader is done with a slot, or will never see it. False where it owes nothing for that generation."""
-        with self._changed:
+        with self._lock:
             slot = self._out.get(generation)
             if slot is None or reader not in slot.readers:
                 return False
@@ -134,13 +138,13 @@ class Slots:
 
     def abandon(self, slot: Slot) -> None:
         """A slot that was never committed is free again; others are left alone."""
-        with self._changed:
+        with self._lock:
             if not slot.committed:
                 self._end(slot)
 
     def forget(self, reader: int) -> None:
         """A reader's process is dead: it owes nothing any more, and never will."""
-        with self._changed:
+        with self._lock:
             self._gone.add(reader)
             for slot in [slot for slot in self._out.values() if reader in slot.readers]:
                 slot.readers = [epoch for epoch in slot.readers if epoch != reader]
@@ -153,25 +157,37 @@ class Slots:
 
     def cleanup(self, request_id: str) -> None:
         """A request is over: whoever waits for a slot for it stops. Slots that readers hold stay theirs."""
-        with self._changed:
-            if self._waiting[request_id]:
+        with self._lock:
+            if request_id in self._waiting:
                 self._cancelled.add(request_id)
-                self._changed.notify_all()
+                self._wake()
 
     def wait_free(self, generation: int, timeout: float | None) -> bool:
         """Whether all readers are done with a slot, waiting for them up to `timeout` seconds."""
-        with self._changed:
+        with self._lock, self._asleep():
             return self._changed.wait_for(lambda: generation not in self._out, timeout)
 
     def close(self) -> None:
         """Wake those who wait; nothing is out any more."""
-        with self._changed:
+        with self._lock:
             self._closed = True
             for slot in list(self._out.values()):
                 self._end(slot)
-            self._changed.notify_all()
+            self._wake()
 
     # -- with the lock held
+
+    @contextmanager
+    def _asleep(self) -> Iterator[None]:
+        self._sleepers += 1
+        try:
+            yield
+        finally:
+            self._sleepers -= 1
+
+    def _wake(self) -> None:
+        if self._sleepers:
+            self._changed.notify_all()
 
     def _wait(self, length: int, request_id: str, timeout: float) -> int | None:
         self.waits += 1
@@ -188,7 +204,8 @@ class Slots:
                 left = end - time.monotonic()
                 if left <= 0:
                     raise self._out_of_slots(length, timeout)
-                self._changed.wait(left)
+                with self._asleep():
+                    self._changed.wait(left)
             return None
         finally:
             self._queue.remove(turn)
@@ -196,7 +213,7 @@ class Slots:
             if not self._waiting[request_id]:
                 del self._waiting[request_id]
                 self._cancelled.discard(request_id)
-            self._changed.notify_all()  # it may be another's turn
+            self._wake()  # it may be another's turn
 
     def _out_of_slots(self, length: int, timeout: float) -> OutOfSlots:
         return OutOfSlots(
@@ -225,7 +242,7 @@ class Slots:
             self._give_back(slot.offset, slot.length)
         if slot.on_free is not None:
             slot.on_free()
-        self._changed.notify_all()
+        self._wake()
 
     def _give_back(self, offset: int, length: int) -> None:
         index = bisect.bisect(self._free, (offset, 0))
