@@ -19,6 +19,7 @@ import torch
 
 from omni_python.models.fish_s2_pro.architecture import MODEL_TYPE
 from omni_python.models.fish_s2_pro.codec_checkpoint import FILE, HEAD_DIM
+from omni_python.models.loading.byte_tokenizer import BYTES, byte_tokenizer
 
 HEAD_SCALE = 3.0
 """On what the logits are made of, so greedy choices have clear margins."""
@@ -28,7 +29,6 @@ WAVE_SCALE = 0.005
 
 Shapes = dict[str, tuple[int, ...]]
 
-_BYTES = 256
 _SPECIAL = (
     "<|end_of_text|>",
     "<|im_start|>",
@@ -60,7 +60,8 @@ def build(out: str | Path, seed: int = 0) -> str:
     (out / "model.safetensors").write_bytes(save(language, metadata={"format": "pt"}))
     torch.save(codec, out / FILE)
     (out / "config.json").write_text(json.dumps(config, indent=2) + "\n", "utf-8")
-    _tokenizer(config["audio_decoder_config"]["vocab_size"]).save(str(out / "tokenizer.json"))
+    codes = range(config["audio_decoder_config"]["vocab_size"])
+    byte_tokenizer([*_SPECIAL, *(f"<|semantic:{code}|>" for code in codes)]).save(str(out / "tokenizer.json"))
     digest = hashlib.sha256()
     for name, tensor in [*sorted(language.items()), *sorted(codec.items())]:
         digest.update(f"{name}|{list(tensor.shape)}|".encode() + tensor.numpy().tobytes())
@@ -70,7 +71,7 @@ def build(out: str | Path, seed: int = 0) -> str:
 def tiny_config() -> dict[str, Any]:
     """The config.json: the published one's fields."""
     codes = 64
-    start = _BYTES + len(_SPECIAL)
+    start = BYTES + len(_SPECIAL)
     common = {
         "attention_o_bias": False,
         "attention_qkv_bias": False,
@@ -88,9 +89,9 @@ def tiny_config() -> dict[str, Any]:
     return {
         "model_type": MODEL_TYPE,
         "dtype": "float32",
-        "eos_token_id": _BYTES + _SPECIAL.index("<|im_end|>"),
-        "pad_token_id": _BYTES + _SPECIAL.index("<|pad|>"),
-        "audio_pad_token_id": _BYTES + _SPECIAL.index("<|audio_pad|>"),
+        "eos_token_id": BYTES + _SPECIAL.index("<|im_end|>"),
+        "pad_token_id": BYTES + _SPECIAL.index("<|pad|>"),
+        "audio_pad_token_id": BYTES + _SPECIAL.index("<|audio_pad|>"),
         "semantic_start_token_id": start,
         "semantic_end_token_id": start + codes - 1,
         "text_config": {**common, **text, "model_type": "fish_qwen3", "vocab_size": start + codes},
@@ -237,22 +238,3 @@ def _random(name: str, shape: tuple[int, ...], seed: int) -> np.ndarray:
         if name == "audio_decoder.output.weight":
             values *= HEAD_SCALE
     return values.astype(np.float32)
-
-
-def _tokenizer(codes: int) -> Any:
-    """A byte-level tokenizer without merges, with the published one's control tokens."""
-    from tokenizers import (  # type: ignore[import-untyped]
-        AddedToken,
-        Tokenizer,
-        decoders,
-        models,
-        pre_tokenizers,
-    )
-
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(models.BPE({letter: index for index, letter in enumerate(alphabet)}, []))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    names = [*_SPECIAL, *(f"<|semantic:{code}|>" for code in range(codes))]
-    tokenizer.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in names])
-    return tokenizer

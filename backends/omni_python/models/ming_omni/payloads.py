@@ -1,0 +1,60 @@
+"""What crosses each edge of the Ming-Omni pipelines, beside what all stages that answer in text send."""
+
+from __future__ import annotations
+
+import torch
+
+from omni_python.models.text.options import GenerationOptions
+from omni_python.models.text.payloads import DecodeStart
+from omni_python.proto.payload import Payload
+from omni_python.proto.sampling import SamplingParams
+
+
+class ChatPrompt(Payload):
+    """preprocessing -> thinker: `input_ids` int64 [P]."""
+
+    input_ids: torch.Tensor
+    options: GenerationOptions
+
+
+class SpokenStart(DecodeStart):
+    """thinker -> segmenter, first chunk: how to read the answer, and how to speak it."""
+
+    voice: str
+    talker: SamplingParams
+
+
+class PiecesStart(Payload):
+    """segmenter -> talker, first chunk: how to speak."""
+
+    voice: str
+    sampling: SamplingParams
+    stream: bool
+
+
+class Piece(Payload):
+    """segmenter -> talker: a piece of the answer that is spoken by itself."""
+
+    text: str
+
+
+class PiecesResult(Payload):
+    """segmenter -> talker: how many pieces the answer had."""
+
+    pieces: int
+
+
+class Latents(Payload):
+    """talker -> audio_vae, in order: float32 [n, latent + 1], of which the last column is the number of the piece that
+    the latent belongs to (pieces are decoded apart). `stream`: whether the client wants audio as it comes."""
+
+    codes: torch.Tensor
+    stream: bool
+
+
+class LatentsResult(Payload):
+    """talker -> audio_vae: how many latents there were, and why they ended ("stop" or "length")."""
+
+    num_frames: int
+    finish_reason: str
+    stream: bool

@@ -1,0 +1,190 @@
+"""The whole pipeline with real sockets and shared memory: text and speech equal to the plain model's, alone and among
+others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from omni_python.models.ming_omni.config import MingOmniSpeechPipelineConfig
+from omni_python.models.ming_omni.segmenter import TextSplitter
+from omni_python.proto.errors import InvalidArgument, Unsupported
+from omni_python.proto.payload import AudioOutput, Payload, TextOutput
+from omni_python.proto.request import AudioPart, Message, OmniRequest, TextPart
+from tests.oracle.ming_omni_reference import Reference
+from tests.pipeline.harness import Pipeline, Sink, running
+
+RATE = 44100
+STEP = 4 * 4 * 882
+"""Samples of one step: 4 latents of 4 frames of 882."""
+
+
+@dataclass(frozen=True)
+class Ask:
+    text: str
+    tokens: int = 24
+    talker: int = 12
+    seed: int = 1
+    temperature: float = 0.0
+    ignore_eos: bool = False
+    stream: bool = True
+    modalities: tuple[str, ...] | None = None
+    thinker: float = 0.0
+
+    @property
+    def request(self) -> OmniRequest:
+        talker = {"max_tokens": self.talker, "seed": self.seed, "temperature": self.temperature}
+        sampling: dict[str, Any] = {"max_tokens": self.tokens, "temperature": self.thinker, "seed": self.seed}
+        sampling["talker"] = {**talker, "ignore_eos": self.ignore_eos}
+        modalities = None if self.modalities is None else list(self.modalities)
+        return OmniRequest([Message("user", [TextPart(self.text)])], modalities, None, sampling, self.stream)
+
+
+@dataclass(frozen=True)
+class Answer:
+    text: str
+    samples: np.ndarray
+    chunks: list[int]
+    end: TextOutput
+
+
+@pytest.fixture(scope="module")
+def pipeline(ming: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pipeline]:
+    overrides: dict[str, Any] = {"thinker": {"kv_tokens": 16384}, "talker": {"kv_tokens": 16384}}
+    config = MingOmniSpeechPipelineConfig(model_path=str(ming), runtime_overrides=overrides)
+    with running(config, tmp_path_factory.mktemp("s")) as pipeline:
+        yield pipeline
+        pipeline.wait_empty()
+
+
+def answers(pipeline: Pipeline, *asks: Ask) -> list[Answer]:
+    """All at once."""
+    sinks = [Sink() for _ in asks]
+    for ask, sink in zip(asks, sinks, strict=True):
+        pipeline.coordinator.submit(ask.request, sink, None)
+    found = []
+    for ask, sink in zip(asks, sinks, strict=True):
+        chunks, results = sink.wait(60)
+        outputs: list[Payload] = [*chunks, *results.values()]
+        sounds = [output for output in outputs if isinstance(output, AudioOutput)]
+        texts = [output for output in outputs if isinstance(output, TextOutput)]
+        assert all(sound.sample_rate == RATE for sound in sounds)
+        assert ask.stream or not chunks
+        samples = np.concatenate([sound.samples for sound in sounds]) if sounds else np.zeros(0, np.float32)
+        end = results["decode"]
+        assert isinstance(end, TextOutput)
+        lengths = [len(sound.samples) for sound in sounds]
+        found.append(Answer("".join(text.text for text in texts), samples, lengths, end))
+    return found
+
+
+def pieces(text: str) -> list[str]:
+    splitter = TextSplitter()
+    return [*splitter.push(text), *splitter.finish()]
+
+
+CASES = [
+    (Ask("How are you?", talker=20, seed=2), 1, "stop"),
+    (Ask("Name a fish.", tokens=60, talker=9, seed=5, temperature=0.8), 3, "length"),
+]
+
+
+@pytest.mark.parametrize(("ask", "count", "reason"), CASES, ids=["short", "long"])
+def test_answers_are_the_plain_models(
+    pipeline: Pipeline, ming_reference: Reference, ask: Ask, count: int, reason: str
+) -> None:
+    """One piece that ends by itself, and three, the flow of which draws noise in its steps too."""
+    (answer,) = answers(pipeline, ask)
+    expected = ming_reference.answer(ming_reference.prompt(ask.text), ask.tokens)
+    assert expected.margin > 1e-3, "too close to call in float32; take another text"
+    assert answer.text == ming_reference.text(expected.tokens)
+    assert (answer.end.num_output_tokens, answer.end.finish_reason) == (len(expected.tokens), reason)
+    prompts = [ming_reference.talker_prompt(piece) for piece in pieces(answer.text)]
+    assert len(prompts) == count
+    spoken = ming_reference.speak(prompts, ask.seed, ask.talker, ask.temperature)
+    assert spoken.margin > 1e-3, "too close to call in float32; take another seed"
+    wave = ming_reference.waveform(spoken.pieces).numpy()
+    assert answer.samples.shape == wave.shape
+    np.testing.assert_allclose(answer.samples, wave, atol=1e-4, rtol=0)
+    assert np.abs(wave).max() > 0.05 and len(answer.chunks) > 2
+
+
+def test_mixed_requests_at_once_are_those_alone(pipeline: Pipeline) -> None:
+    spoken = Ask("Name a fish.", tokens=60, talker=7, seed=3, ignore_eos=True)
+    asks = [
+        spoken,
+        replace(spoken, stream=False),
+        replace(spoken, seed=4),
+        replace(spoken, temperature=0.5),
+        Ask("How are you?"),
+        Ask("How are you?", modalities=("text",), stream=False),
+        Ask("Ünïcode, 你好!", thinker=1.0, seed=9, talker=30),
+        Ask("Hello", tokens=1, talker=3),
+    ]
+    together = answers(pipeline, *asks)
+    for ask, answer in zip(asks, together, strict=True):
+        (alone,) = answers(pipeline, ask)
+        assert answer.text == alone.text and answer.samples.shape == alone.samples.shape
+        np.testing.assert_allclose(answer.samples, alone.samples, atol=1e-4, rtol=0)
+    streamed, whole, reseeded, warmer, _, silent, *_ = together
+    assert len(streamed.samples) == 3 * 7 * STEP
+    np.testing.assert_allclose(streamed.samples, whole.samples, atol=1e-5, rtol=0)
+    assert len(whole.chunks) == 1 and streamed.chunks[0] == STEP
+    assert not len(silent.samples)
+    for other in (reseeded, warmer):
+        assert other.text == streamed.text
+        assert np.abs(other.samples - streamed.samples).max() > 0.01
+
+
+def test_an_answer_without_a_word_is_silent(pipeline: Pipeline) -> None:
+    """The first token of this answer is no letter and no digit."""
+    (answer,) = answers(pipeline, Ask("Say something.", tokens=1))
+    assert not pieces(answer.text)
+    assert not len(answer.samples) and len(answer.chunks) == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"modalities": ["image"]}, Unsupported, "image_generation, .* does not exist yet; valid: text, audio"),
+        ({"modalities": ["video"]}, InvalidArgument, "unknown modality 'video'; valid: text, audio"),
+        ({"voice": "DB30"}, InvalidArgument, "unknown voice 'DB30'; valid: default"),
+        ({"sampling": {"talker": {"top_p": 0.5}}}, InvalidArgument, "'top_p' means nothing to this talker.*seed"),
+        ({"sampling": {"talker": {"max_tokens": 10**6}}}, InvalidArgument, "ask for max_tokens of at most"),
+        (
+            {"messages": [Message("user", [AudioPart(samples=np.zeros(9, np.float32), sample_rate=16000)])]},
+            Unsupported,
+            "encoder that would take sound does not exist in this pipeline yet",
+        ),
+        (
+            {"messages": [Message("user", [TextPart("a<|role_end|>b")])]},
+            InvalidArgument,
+            "must not contain the control token <|role_end|>",
+        ),
+    ],
+    ids=["image", "modality", "voice", "talker", "length", "sound", "control"],
+)
+def test_what_is_not_there_is_refused_by_name(
+    pipeline: Pipeline, change: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    request = Ask("Hello", tokens=4).request
+    for name, value in change.items():
+        setattr(request, name, value)
+    sink = Sink()
+    pipeline.coordinator.submit(request, sink, None)
+    with pytest.raises(error, match=message.replace("|", "\\|")):
+        sink.wait(30)
+
+
+def test_a_client_that_leaves_frees_all(pipeline: Pipeline) -> None:
+    sink = Sink()
+    pipeline.coordinator.submit(Ask("Bye.", tokens=300, talker=200, ignore_eos=True).request, sink, None)
+    while not isinstance(sink.events.get(timeout=30)[1], AudioOutput):
+        pass
+    sink.cancelled = True
+    pipeline.wait_empty(20)

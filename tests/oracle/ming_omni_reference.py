@@ -1,0 +1,333 @@
+"""Ming-flash-omni-2.0 as published, in plain float64: one request, no cache, no streaming, nothing of this package.
+
+It reads the tensors by the checkpoint's own names. The facts (order of operations, names, constants that no file of the
+checkpoint tells) are those of the published modeling files as sglang-omni (its models/ming_omni) carries them.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from tokenizers import Tokenizer  # type: ignore[import-untyped]
+
+Weights = dict[str, torch.Tensor]
+
+CFG_STEPS = {10: [0, 2, 4, 6, 8, 12, 16, 20, 24, 28, 32]}
+
+
+@dataclass
+class Choices:
+    """`tokens` with the end, where it came; `margin` is the smallest distance of a choice from the next best."""
+
+    tokens: list[int] = field(default_factory=list)
+    margin: float = math.inf
+
+
+@dataclass
+class Spoken:
+    """`pieces`: of each, its latents [n, latent]. `stopped`: whether every one of them stopped by itself."""
+
+    pieces: list[torch.Tensor] = field(default_factory=list)
+    stopped: bool = True
+    margin: float = math.inf
+
+
+class Reference:
+    """One checkpoint directory, whole in memory."""
+
+    def __init__(self, directory: Path) -> None:
+        talker = directory / "talker"
+        self.llm: dict[str, Any] = _json(directory)["llm_config"]
+        self.talker_config, self.talker_llm, self.vae_config = (
+            _json(talker),
+            _json(talker / "llm"),
+            _json(talker / "vae"),
+        )
+        self.thinker, self.talker, self.vae = _load(directory), _load(talker), _load(talker / "vae")
+        self.tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
+        self.talker_tokenizer = Tokenizer.from_file(str(talker / "llm" / "tokenizer.json"))
+
+    # ---- texts
+
+    def prompt(self, text: str, system: str = "你是一个友好的AI助手。") -> list[int]:
+        """Of one user's turn."""
+        turns = f"<role>SYSTEM</role>{system}\n\ndetailed thinking off<|role_end|><role>HUMAN</role>{text}<|role_end|>"
+        ids: list[int] = self.tokenizer.encode(turns + "<role>ASSISTANT</role>").ids
+        return ids
+
+    def text(self, tokens: list[int]) -> str:
+        text: str = self.tokenizer.decode(tokens, skip_special_tokens=True)
+        return text
+
+    def talker_prompt(self, text: str) -> list[int]:
+        parts = (
+            "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n",
+            "<|im_start|>user\n",
+            "Please generate speech based on the following description.\n",
+            " Text input:\n",
+            text,
+            "<|im_end|>\n",
+            "<|im_start|>assistant\n",
+            "<audio>",
+        )
+        return [token for part in parts for token in self.talker_tokenizer.encode(part).ids]
+
+    # ---- the thinker
+
+    def answer(self, prompt: list[int], max_tokens: int) -> Choices:
+        """Greedy."""
+        result = Choices()
+        while True:
+            best = self.logits([*prompt, *result.tokens])[-1].topk(2)
+            result.margin = min(result.margin, float(best.values[0] - best.values[1]))
+            result.tokens.append(int(best.indices[0]))
+            if result.tokens[-1] == self.llm["eos_token_id"] or len(result.tokens) == max_tokens:
+                return result
+
+    def logits(self, tokens: list[int]) -> torch.Tensor:
+        w, c = self.thinker, self.llm
+        x = w["model.model.word_embeddings.weight"][tokens]
+        for layer in range(c["num_hidden_layers"]):
+            at = f"model.model.layers.{layer}."
+            x = x + self._thinker_attention(at, _rms(x, w[at + "input_layernorm.weight"], c["rms_norm_eps"]))
+            normed = _rms(x, w[at + "post_attention_layernorm.weight"], c["rms_norm_eps"])
+            if layer < c["first_k_dense_replace"]:
+                x = x + _gated(w, at + "mlp.", normed)
+            else:
+                x = x + self._experts(at + "mlp.", normed)
+        return _rms(x, w["model.model.norm.weight"], c["rms_norm_eps"]) @ w["model.lm_head.weight"].T
+
+    def _thinker_attention(self, at: str, x: torch.Tensor) -> torch.Tensor:
+        w, c = self.thinker, self.llm
+        heads, kv, dim = c["num_attention_heads"], c["num_key_value_heads"], c["head_dim"]
+        joined = x @ w[at + "attention.query_key_value.weight"].T
+        query, key, value = joined.view(len(x), -1, dim).split([heads, kv, kv], dim=1)
+        query = _rms(query, w[at + "attention.query_layernorm.weight"], c["rms_norm_eps"])
+        key = _rms(key, w[at + "attention.key_layernorm.weight"], c["rms_norm_eps"])
+        turned = int(dim * c["partial_rotary_factor"])
+        query, key = (
+            torch.cat((_halves_turned(part[..., :turned], c["rope_theta"]), part[..., turned:]), dim=-1)
+            for part in (query, key)
+        )
+        return _attended(query, key, value, len(x)) @ w[at + "attention.dense.weight"].T
+
+    def _experts(self, at: str, x: torch.Tensor) -> torch.Tensor:
+        w = self.thinker
+        weights = torch.stack([self._routed(at, row) for row in x])
+        out = _gated(w, at + "shared_experts.", x)
+        for expert in range(weights.shape[1]):
+            out = out + _gated(w, f"{at}experts.{expert}.", x) * weights[:, expert, None]
+        return out
+
+    def _routed(self, at: str, x: torch.Tensor) -> torch.Tensor:
+        """The weight of each expert for one token, 0 for most."""
+        c = self.llm
+        scores = (self.thinker[at + "gate.weight"] @ x).sigmoid()
+        biased = (scores + self.thinker[at + "gate.expert_bias"]).tolist()
+        size = c["num_experts"] // c["n_group"]
+        quality = [sum(sorted(biased[g * size : (g + 1) * size])[-2:]) for g in range(c["n_group"])]
+        groups = sorted(range(c["n_group"]), key=lambda g: -quality[g])[: c["topk_group"]]
+        candidates = [g * size + index for g in groups for index in range(size)]
+        chosen = sorted(candidates, key=lambda e: -biased[e])[: c["num_experts_per_tok"]]
+        weights = torch.zeros_like(scores)
+        weights[chosen] = scores[chosen] / scores[chosen].sum() * c["routed_scaling_factor"]
+        return weights
+
+    # ---- the talker
+
+    def speak(
+        self, prompts: list[list[int]], seed: int, max_steps: int, temperature: float = 0.0, may_stop: bool = True
+    ) -> Spoken:
+        """Each piece's prompt by itself, with one stream of noise for all."""
+        noise = torch.Generator().manual_seed(seed)
+        spoken = Spoken()
+        for prompt in prompts:
+            latents, stopped = self._piece(prompt, noise, max_steps, temperature, may_stop, spoken)
+            spoken.pieces.append(latents)
+            spoken.stopped &= stopped
+        return spoken
+
+    def _piece(
+        self,
+        prompt: list[int],
+        noise: torch.Generator,
+        max_steps: int,
+        temperature: float,
+        may_stop: bool,
+        spoken: Spoken,
+    ) -> tuple[torch.Tensor, bool]:
+        c, w = self.talker_config, self.talker
+        patch, latent = c["patch_size"], c["flowmodel"]["in_channels"]
+        history = torch.zeros(c["history_patch_size"], latent, dtype=torch.float64)
+        x = w["model.embed_tokens.weight"][prompt]
+        patches: list[torch.Tensor] = []
+        while len(patches) < max_steps:
+            hidden = _qwen2(w, "model.", self.talker_llm, x)[-1]
+            found = self._flow(
+                torch.randn(1, patch, latent, generator=noise)[0].double(), hidden, history, noise, temperature
+            )
+            patches.append(found)
+            history = torch.cat((history, found))[patch:]
+            x = torch.cat((x, self._aggregated(found)[None]))
+            logits = w["stop_head.weight"] @ hidden + w["stop_head.bias"]
+            if may_stop and len(patches) - 1 > 3:
+                spoken.margin = min(spoken.margin, float((logits[1] - logits[0]).abs()))
+                if float(logits.softmax(0)[1]) > 0.5:
+                    return torch.cat(patches), True
+        return torch.cat(patches), False
+
+    def _flow(
+        self, x: torch.Tensor, hidden: torch.Tensor, history: torch.Tensor, noise: torch.Generator, temperature: float
+    ) -> torch.Tensor:
+        c = self.talker_config
+        added = None
+        if temperature > 0:
+            added = torch.randn(c["steps"], *x.shape, generator=noise).double()
+        straight = [step / 32 for step in CFG_STEPS[c["steps"]]]
+        times = [t - (math.cos(math.pi / 2 * t) - 1 + t) for t in straight]
+        for step in range(c["steps"]):
+            length = times[step + 1] - times[step]
+            wanted = self._direction(x, times[step], hidden, history)
+            free = self._direction(x, times[step], torch.zeros_like(hidden), history)
+            x = x + (wanted + (wanted - free) * c["cfg_strength"]) * length
+            if added is not None:
+                x = x + 0.25 * temperature**0.5 * length**0.5 * added[step]
+        return x
+
+    def _direction(self, x: torch.Tensor, time: float, hidden: torch.Tensor, history: torch.Tensor) -> torch.Tensor:
+        at, w = "cfm.model.", self.talker
+        exponents = torch.arange(128).double() / 127
+        angles = 1000 * time * 10000**-exponents
+        first = _linear(w, at + "t_embedder.time_mlp.0", torch.cat((angles.sin(), angles.cos())))
+        first = _linear(w, at + "t_embedder.time_mlp.2", F.silu(first))
+        first = first + _linear(w, at + "c_embedder.cond_embedder", hidden)
+        places = _linear(w, at + "x_embedder", torch.cat((history, x)))
+        out = self._blocks(at, self.talker_config["flowmodel"], torch.cat((first[None], places)))
+        return out[-len(x) :]
+
+    def _aggregated(self, latents: torch.Tensor) -> torch.Tensor:
+        at, w = "aggregator.", self.talker
+        places = torch.cat((w[at + "word_embedder.weight"], _linear(w, at + "x_embedder", latents)))
+        return self._blocks(at, self.talker_config["aggregator"], places)[0]
+
+    def _blocks(self, at: str, config: dict[str, Any], x: torch.Tensor) -> torch.Tensor:
+        w, heads = self.talker, config["num_heads"]
+        for block in range(config["depth"]):
+            name = f"{at}blocks.{block}."
+            normed = _rms(x, w[name + "norm1.weight"], 1e-6)
+            query, key, value = (_linear(w, f"{name}attn.to_{part}", normed).view(len(x), heads, -1) for part in "qkv")
+            if name + "attn.q_norm.weight" in w:
+                query = _rms(query, w[name + "attn.q_norm.weight"], 1e-6)
+                key = _rms(key, w[name + "attn.k_norm.weight"], 1e-6)
+            angles = torch.arange(len(x)).double()[:, None] * w[at + "rotary_embed.inv_freq"]
+            out = _attended(_neighbours_turned(query, angles), _neighbours_turned(key, angles), value, None)
+            x = x + _linear(w, name + "attn.to_out.0", out)
+            wide = _linear(w, name + "mlp.ff.0.0", _rms(x, w[name + "norm2.weight"], 1e-6))
+            x = x + _linear(w, name + "mlp.ff.2", F.gelu(wide, approximate="tanh"))
+        return _linear(w, at + "final_layer.linear", _rms(x, w[at + "final_layer.norm_final.weight"], 1e-6))
+
+    # ---- the AudioVAE
+
+    def waveform(self, pieces: list[torch.Tensor]) -> torch.Tensor:
+        return torch.cat([self._decoded(latents) for latents in pieces]) if pieces else torch.zeros(0)
+
+    def _decoded(self, latents: torch.Tensor) -> torch.Tensor:
+        config, w = self.vae_config, self.vae
+        backbone, hop, times = (
+            config["dec_kwargs"]["backbone"],
+            config["dec_kwargs"]["output_dim"],
+            config["patch_size"],
+        )
+        x = _linear(w, "decoder.fc1", latents.double())
+        frames = []
+        for frame in range(len(x) * times):  # between the middles of the two latents that are nearest
+            place = min(max((frame + 0.5) / times - 0.5, 0), len(x) - 1)
+            before = int(place)
+            after = min(before + 1, len(x) - 1)
+            frames.append(x[before] * (1 - (place - before)) + x[after] * (place - before))
+        x = _qwen2(w, "decoder.decoder.", backbone, torch.stack(frames), backbone["sliding_window"])
+        magnitude, phase = _linear(w, "decoder.head.out", x).chunk(2, dim=1)
+        spectrum = magnitude.exp().clip(max=100) * torch.exp(1j * phase)
+        window = w["decoder.head.istft.window"]
+        samples, weights = torch.zeros(2, (len(x) + 3) * hop, dtype=torch.float64)
+        for frame, values in enumerate(torch.fft.irfft(spectrum, 4 * hop)):
+            samples[frame * hop : (frame + 4) * hop] += values * window
+            weights[frame * hop : (frame + 4) * hop] += window**2
+        cut = 3 * hop // 2
+        return (samples / weights)[cut : len(samples) - cut]
+
+
+def _json(directory: Path) -> dict[str, Any]:
+    read: dict[str, Any] = json.loads((directory / "config.json").read_text())
+    return read
+
+
+def _load(directory: Path) -> Weights:
+    from safetensors.torch import load_file
+
+    found: Weights = {}
+    for file in sorted(directory.glob("*.safetensors")):
+        found |= {name: tensor.double() for name, tensor in load_file(file).items()}
+    return found
+
+
+def _linear(weights: Weights, name: str, x: torch.Tensor) -> torch.Tensor:
+    return x @ weights[name + ".weight"].T + weights[name + ".bias"]
+
+
+def _gated(weights: Weights, at: str, x: torch.Tensor) -> torch.Tensor:
+    gate, up, down = (weights[f"{at}{part}_proj.weight"] for part in ("gate", "up", "down"))
+    return (F.silu(x @ gate.T) * (x @ up.T)) @ down.T
+
+
+def _rms(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    return x / (x.square().mean(-1, keepdim=True) + eps).sqrt() * weight
+
+
+def _qwen2(w: Weights, prefix: str, config: dict[str, Any], x: torch.Tensor, window: int | None = None) -> torch.Tensor:
+    """[n, hidden] -> the normed output."""
+    heads, eps = config["num_attention_heads"], config["rms_norm_eps"]
+    dim = config["hidden_size"] // heads
+    for layer in range(config["num_hidden_layers"]):
+        at = f"{prefix}layers.{layer}."
+        normed = _rms(x, w[at + "input_layernorm.weight"], eps)
+        query, key, value = (_linear(w, f"{at}self_attn.{p}_proj", normed).view(len(x), -1, dim) for p in "qkv")
+        query, key = (_halves_turned(part, config["rope_theta"]) for part in (query, key))
+        x = x + _attended(query, key, value, window or len(x)) @ w[at + "self_attn.o_proj.weight"].T
+        x = x + _gated(w, at + "mlp.", _rms(x, w[at + "post_attention_layernorm.weight"], eps))
+    return _rms(x, w[prefix + "norm.weight"], eps)
+
+
+def _attended(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, window: int | None) -> torch.Tensor:
+    """Each [n, heads, dim]; the last `window` places up to its own are seen, or, without one, all places."""
+    n, heads, dim = query.shape
+    hidden = torch.zeros(n, n, dtype=torch.bool)
+    if window is not None:
+        distance = torch.arange(n)[:, None] - torch.arange(n)
+        hidden = (distance < 0) | (distance >= window)
+    out = []
+    for head in range(heads):
+        of = head // (heads // key.shape[1])
+        scores = (query[:, head] @ key[:, of].T / math.sqrt(dim)).masked_fill(hidden, -math.inf)
+        out.append(scores.softmax(-1) @ value[:, of])
+    return torch.cat(out, dim=1)
+
+
+def _halves_turned(x: torch.Tensor, theta: float) -> torch.Tensor:
+    n, _, dim = x.shape
+    angles = torch.arange(n).double()[:, None] * theta ** -(torch.arange(0, dim, 2).double() / dim)
+    cos, sin = angles.cos()[:, None], angles.sin()[:, None]
+    first, second = x.chunk(2, dim=-1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+
+
+def _neighbours_turned(x: torch.Tensor, angles: torch.Tensor) -> torch.Tensor:
+    cos, sin = angles.cos()[:, None], angles.sin()[:, None]
+    even, odd = x[..., 0::2], x[..., 1::2]
+    return torch.stack((even * cos - odd * sin, odd * cos + even * sin), dim=-1).flatten(2)
