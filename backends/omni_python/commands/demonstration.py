@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from omni_python.commands.answering import AnswerView
 from omni_python.commands.printing import figures
+from omni_python.models.catalog import SIGHTLESS
 
 if TYPE_CHECKING:
     from omni_python.client import Answer, Event, OmniClient
@@ -68,9 +69,22 @@ END
   --image {photo} --max-tokens 64
 """
 
+_SIGHTLESS_EXAMPLES = """\
+Try it from another terminal:
 
-def question(client: OmniClient) -> Generator[Event, None, None]:
+# HTTP: an event for every piece of text and of speech
+curl -sN http://{http}/v2/models/{pipeline}/generate_stream -d \\
+  '{{"text_input": "Good morning!", "audio_format": "pcm16", "stream": true}}'
+
+# The command line client; without a file it holds a conversation
+{omni} chat --url {grpc}{pipeline_option} --audio {question}
+"""
+
+
+def question(client: OmniClient, pipeline: str) -> Generator[Event, None, None]:
     """The answer's events to a spoken question about a photo. Raises what `OmniClient.stream` raises."""
+    if pipeline in SIGHTLESS:
+        return client.stream(audios=[QUESTION])
     return client.stream(audios=[QUESTION], images=[PHOTO], sampling=_LONGEST)
 
 
@@ -82,11 +96,12 @@ def demonstrate(url: str, pipeline: str, out: Path) -> Answer:
     from omni_python.client import OmniClient
 
     print(f'\nquestion  spoken ({_shown(QUESTION)}): "What can you see in this picture?"')
-    print(f"picture   {_shown(PHOTO)}")
+    if pipeline not in SIGHTLESS:
+        print(f"picture   {_shown(PHOTO)}")
     print("answer", flush=True)
     with (
         OmniClient(url, pipeline) as client,
-        closing(question(client)) as events,
+        closing(question(client, pipeline)) as events,
     ):
         answer = AnswerView(sys.stdout).collect(events)
     if len(answer.audio):
@@ -100,9 +115,9 @@ def demonstrate(url: str, pipeline: str, out: Path) -> Answer:
 
 
 def examples(http_url: str, grpc_url: str, pipeline: str) -> str:
-    """Three requests to paste into a shell in the current folder; the addresses are host:port."""
+    """Requests to paste into a shell in the current folder; the addresses are host:port."""
     python = Path(sys.executable)
-    return _EXAMPLES.format(
+    return (_SIGHTLESS_EXAMPLES if pipeline in SIGHTLESS else _EXAMPLES).format(
         http=http_url,
         grpc=grpc_url,
         pipeline=pipeline,
@@ -110,6 +125,7 @@ def examples(http_url: str, grpc_url: str, pipeline: str) -> str:
         python=shlex.quote(_shown(python)),
         omni=shlex.quote(_shown(python.with_name("omni"))),
         photo=shlex.quote(_shown(PHOTO)),
+        question=shlex.quote(_shown(QUESTION)),
     )
 
 

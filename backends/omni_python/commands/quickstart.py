@@ -18,6 +18,7 @@ from omni_python.commands.demonstration import demonstrate, examples, question
 from omni_python.commands.help import HelpFormatter
 from omni_python.commands.progress import counting
 from omni_python.commands.serve import add_arguments
+from omni_python.models.catalog import PIPELINES
 from omni_python.serve.environment import ServerSetupError
 from omni_python.serve.triton_server import ServerFailed, ServerOptions, TritonServer
 
@@ -32,6 +33,7 @@ examples:
   omni quickstart                                # the repository's own checkpoint
   omni quickstart --model-path Qwen/Qwen3-Omni-30B-A3B-Instruct
   omni quickstart --once --json --http-port 0 --grpc-port 0 --metrics-port 0
+  omni quickstart --pipeline speech_to_speech --model-path checkpoints/speech_to_speech
 """
 
 
@@ -47,6 +49,13 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     )
     add_arguments(parser)
     parser.add_argument(
+        "--pipeline",
+        choices=sorted(PIPELINES),
+        default=PIPELINE,
+        metavar="NAME",
+        help="another pipeline than %(default)s; it needs --model-path",
+    )
+    parser.add_argument(
         "--model-path", metavar="DIR", help="another checkpoint, a folder or a hub id (default: the repository's own)"
     )
     parser.add_argument("--once", action="store_true", help="stop after the answer")
@@ -61,6 +70,9 @@ def run(args: argparse.Namespace) -> int:
     if args.json and not args.once:
         print("omni quickstart: --json needs --once: it prints one answer", file=sys.stderr)
         return 2
+    if args.pipeline != PIPELINE and args.model_path is None:
+        print(f"omni quickstart: {args.pipeline} needs --model-path: the folder of its checkpoint", file=sys.stderr)
+        return 2
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _leave)
     try:
@@ -68,14 +80,14 @@ def run(args: argparse.Namespace) -> int:
             repository = args.model_repository
             if args.model_path is not None:
                 repository = Path(cleanup.enter_context(tempfile.TemporaryDirectory(prefix="omni-quickstart-")))
-                compile_for(args.model_path, args.model_repository, repository)
+                compile_for(args.pipeline, args.model_path, args.model_repository, repository)
             logs = cleanup.enter_context(tempfile.TemporaryDirectory(prefix="omni-quickstart-"))
             server = cleanup.enter_context(_start(args, repository, Path(logs) / "tritonserver.log"))
             if args.json:
-                print_answer(server)
+                print_answer(server, args.pipeline)
                 return 0
-            show_answer(server, repository)
-            return 0 if args.once else _serve(server)
+            show_answer(server, repository, args.pipeline)
+            return 0 if args.once else _serve(server, args.pipeline)
     except (ServerSetupError, ServerFailed, OmniClientError) as error:
         print(f"omni quickstart: {error}", file=sys.stderr)
         return 1
@@ -84,34 +96,39 @@ def run(args: argparse.Namespace) -> int:
         return 0
 
 
-def compile_for(model_path: str, declared: Path, repository: Path) -> None:
-    """Write into `repository` the pipeline that `declared` has, with another checkpoint: a folder or a hub id."""
+def compile_for(pipeline: str, model_path: str, declared: Path, repository: Path) -> None:
+    """Write into `repository` a pipeline with a checkpoint, a folder or a hub id: as `declared` has it, if it does, or
+    as the package does."""
     from omni_python.config.compile import compile_pipeline
-    from omni_python.config.files import load_pipeline
+    from omni_python.config.files import config_class, load_pipeline
 
     folder = Path(model_path).expanduser()
-    config = load_pipeline(declared / PIPELINE / "1" / "pipeline.yaml")
-    compile_pipeline(
-        config.changed(name=PIPELINE, model_path=str(folder.resolve()) if folder.is_dir() else model_path), repository
-    )
+    if folder.is_dir():
+        model_path = str(folder.resolve())
+    file = declared / pipeline / "1" / "pipeline.yaml"
+    if file.exists():
+        config = load_pipeline(file).changed(name=pipeline, model_path=model_path)
+    else:
+        config = config_class(PIPELINES[pipeline], "PIPELINE")(name=pipeline, model_path=model_path)
+    compile_pipeline(config, repository)
 
 
-def show_answer(server: TritonServer, repository: Path) -> None:
+def show_answer(server: TritonServer, repository: Path, pipeline: str) -> None:
     """Show the demonstration; its speech goes to answer.wav in the current folder."""
     from omni_python.config.files import load_pipeline
 
-    demonstrate(server.grpc_url, PIPELINE, SPEECH)
-    checkpoint = load_pipeline(repository / PIPELINE / "1" / "pipeline.yaml").model_path
+    demonstrate(server.grpc_url, pipeline, SPEECH)
+    checkpoint = load_pipeline(repository / pipeline / "1" / "pipeline.yaml").model_path
     if Path(checkpoint).name.startswith("tiny-"):
         print("\nThe tiny checkpoint has random weights: what it says means nothing; --model-path serves a real one.")
 
 
-def print_answer(server: TritonServer) -> None:
+def print_answer(server: TritonServer, pipeline: str) -> None:
     """Print the demonstration's answer for scripts; its speech goes to answer.wav, too."""
     from omni_python.client import Answer, OmniClient
 
-    with OmniClient(server.grpc_url, PIPELINE) as client:
-        answer = Answer.collect(question(client))
+    with OmniClient(server.grpc_url, pipeline) as client:
+        answer = Answer.collect(question(client, pipeline))
     speech = SPEECH if len(answer.audio) else None
     if speech is not None:
         answer.save_wav(speech)
@@ -142,8 +159,8 @@ def _loaded(log: Path) -> int:
     return log.read_bytes().count(_LOADED) if log.exists() else 0
 
 
-def _serve(server: TritonServer) -> int:
-    print("\n" + examples(server.http_url, server.grpc_url, PIPELINE))
+def _serve(server: TritonServer, pipeline: str) -> int:
+    print("\n" + examples(server.http_url, server.grpc_url, pipeline))
     print("serving until Ctrl-C", flush=True)
     while not server.has_exited():
         time.sleep(0.5)

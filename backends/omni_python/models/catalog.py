@@ -1,4 +1,4 @@
-"""The pipelines and tiny checkpoints that come with the package, by the short names that the commands take."""
+"""The pipelines and checkpoints that come with the package, by the short names that the commands take."""
 
 from __future__ import annotations
 
@@ -11,8 +11,12 @@ PIPELINES: dict[str, str] = {
     "fish_s2_pro": "omni_python.models.fish_s2_pro.config.FishS2ProPipelineConfig",
     "ming_omni": "omni_python.models.ming_omni.config.MingOmniSpeechPipelineConfig",
     "ming_omni_text": "omni_python.models.ming_omni.config.MingOmniTextPipelineConfig",
+    "speech_to_speech": "omni_python.models.speech_to_speech.config.SpeechToSpeechPipelineConfig",
 }
 """Short name to the dotted path of the `PipelineConfig` class."""
+
+SIGHTLESS: frozenset[str] = frozenset({"speech_to_speech"})
+"""Pipelines that take no pictures."""
 
 TINY_CHECKPOINTS: dict[str, str] = {
     "qwen3_omni": "omni_python.models.qwen3_omni.tiny",
@@ -21,3 +25,6 @@ TINY_CHECKPOINTS: dict[str, str] = {
     "ming_omni": "omni_python.models.ming_omni.tiny",
 }
 """Model family to the module whose `build(out, seed=...)` writes a checkpoint with random weights."""
+
+PACKAGED_CHECKPOINTS: dict[str, str] = {"speech_to_speech": "omni_python.models.speech_to_speech.weights"}
+"""Model family to the module whose `build(out)` writes a checkpoint with real weights, which it downloads."""
