@@ -5,11 +5,8 @@ from __future__ import annotations
 import hmac
 import itertools
 import logging
-import os
-import socket
 import threading
 import time
-from contextlib import suppress
 from typing import Any
 
 import zmq
@@ -46,7 +43,6 @@ class Handshakes:
         self._orders = context.socket(zmq.PULL)
         self._orders.bind(self._orders_address)
         self._monitors: dict[zmq.Socket[bytes], bytes] = {}
-        self._newest = "nobody"  # where the newest connection came from
         self._logged: dict[str, float] = {}
         self._thread = threading.Thread(target=self._run, name="omni-handshakes", daemon=True)
         self._thread.start()
@@ -54,7 +50,7 @@ class Handshakes:
     def watch(self, watched: zmq.Socket[bytes], what: str) -> None:
         """Log handshakes of a socket that fail; `what` is its address. It must not be in use on another thread."""
         address = f"inproc://omni-monitor-{next(_ids)}"
-        watched.monitor(address, _FAILED | zmq.EVENT_ACCEPTED | zmq.EVENT_MONITOR_STOPPED)
+        watched.monitor(address, _FAILED | zmq.EVENT_MONITOR_STOPPED)
         self._order(address.encode(), what.encode())
 
     def stop(self) -> None:
@@ -104,7 +100,8 @@ class Handshakes:
             and hmac.compare_digest(z85.encode(credentials[0]), self._key.public)
         )
         if not known:
-            self._log(f"refused a connection from {address.decode(errors='replace')}, which has another key")
+            peer = address.decode(errors="replace").removeprefix("::ffff:")
+            self._log(f"refused a connection from {peer}, which has another key")
         status = (b"200", b"OK") if known else (b"400", b"unknown key")
         self._zap.send_multipart([_ZAP_VERSION, number, *status, b"", b""])
 
@@ -112,13 +109,8 @@ class Handshakes:
         """An event of a watched socket; False if it was the last."""
         event = parse_monitor_message(monitor.recv_multipart())
         what = self._monitors[monitor].decode()
-        if event["event"] == zmq.EVENT_ACCEPTED:
-            self._newest = _peer_name(event["value"])
-        elif event["event"] & _FAILED:
-            self._log(
-                f"no connection at {what}: the other side did not prove the pipeline's key "
-                f"(endpoints.key_file; the newest connection to this process came from {self._newest})"
-            )
+        if event["event"] & _FAILED:
+            self._log(f"refused at {what}: the other side did not prove the pipeline's key (endpoints.key_file)")
         return event["event"] != zmq.EVENT_MONITOR_STOPPED
 
     def _log(self, text: str) -> None:
@@ -126,10 +118,3 @@ class Handshakes:
         if now - self._logged.get(text, -LOG_PERIOD) >= LOG_PERIOD:
             self._logged[text] = now
             log.warning("%s", text)
-
-
-def _peer_name(descriptor: int) -> str:
-    """Who is at the other end of a connection that libzmq has just accepted, and may have closed since."""
-    with suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as connection:
-        return str(connection.getpeername()[0])
-    return "somebody who has left"

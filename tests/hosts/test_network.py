@@ -1,0 +1,156 @@
+"""Sockets between hosts, here at addresses of the loopback interface: who proves the key is heard, nobody else."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import socket
+import stat
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import zmq
+
+from omni_python.cli import main
+from omni_python.control.curve import CurveKey, load_key, make_key
+from omni_python.control.network import Network, NetworkPlace
+from omni_python.control.sockets import Inbox, Outlet
+from omni_python.proto.errors import OmniError
+from omni_python.proto.messages import AbortMessage, ControlMessage, encode_message
+
+ADDRESS = "127.0.0.21"
+Connect = Callable[[CurveKey], Outlet]
+
+
+@pytest.fixture
+def key(tmp_path: Path) -> CurveKey:
+    make_key(tmp_path / "key")
+    return load_key(tmp_path / "key")
+
+
+@pytest.fixture
+def port() -> int:
+    with socket.create_server((ADDRESS, 0)) as free:
+        number: int = free.getsockname()[1]
+    return number
+
+
+@pytest.fixture
+def heard(tmp_path: Path, key: CurveKey, port: int) -> Iterator[queue.SimpleQueue[ControlMessage]]:
+    """What a process with the key hears that listens there."""
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    network = Network(context, NetworkPlace("b", ADDRESS, port, key, 5))
+    messages: queue.SimpleQueue[ControlMessage] = queue.SimpleQueue()
+    inbox = Inbox(context, f"ipc://{tmp_path}/s", messages.put, network)
+    inbox.start()
+    yield messages
+    inbox.stop()
+    network.close()
+    context.term()
+
+
+@pytest.fixture
+def connect(port: int) -> Iterator[Connect]:
+    """Connects, as a process of another host with that key."""
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    networks, outlets = [], []
+
+    def connected(key: CurveKey) -> Outlet:
+        # A context has one key.
+        own: zmq.Context[zmq.Socket[bytes]] = context if not networks else zmq.Context()
+        networks.append(Network(own, NetworkPlace("a", "127.0.0.22", 0, key, 5)))
+        outlets.append(Outlet(own, f"tcp://{ADDRESS}:{port}", networks[-1]))
+        return outlets[-1]
+
+    yield connected
+    for outlet, network in zip(outlets, networks, strict=True):
+        outlet.close()
+        network.close()
+    context.term()
+
+
+def test_who_has_the_key_is_heard(connect: Connect, heard: queue.SimpleQueue[ControlMessage], key: CurveKey) -> None:
+    connect(key).send(AbortMessage(1, "r"))
+    assert heard.get(timeout=10) == AbortMessage(1, "r")
+
+
+def test_another_key_is_refused_and_logged(
+    connect: Connect, heard: queue.SimpleQueue[ControlMessage], port: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    wrong = CurveKey(*zmq.curve_keypair())
+    with caplog.at_level(logging.WARNING):
+        connect(wrong).send(AbortMessage(1, "r"))
+        with pytest.raises(queue.Empty):
+            heard.get(timeout=1)
+    refusal = f"refused at tcp://{ADDRESS}:{port}: the other side did not prove the pipeline's key"
+    assert sum(refusal in text for text in caplog.messages) == 2  # on both sides, and not again at each attempt
+
+
+def test_a_client_with_the_public_half_alone_is_refused_and_logged(
+    heard: queue.SimpleQueue[ControlMessage], key: CurveKey, port: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It knows whom it talks to, and cannot prove who it is itself."""
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    with caplog.at_level(logging.WARNING), context.socket(zmq.PUSH) as outlet:
+        outlet.curve_publickey, outlet.curve_secretkey = zmq.curve_keypair()
+        outlet.curve_serverkey = key.public
+        outlet.connect(f"tcp://{ADDRESS}:{port}")
+        outlet.send(encode_message(AbortMessage(1, "r")))
+        with pytest.raises(queue.Empty):
+            heard.get(timeout=1)
+        outlet.close(linger=0)
+    context.term()
+    assert any("refused a connection from 127.0.0.1, which has another key" in text for text in caplog.messages)
+
+
+def test_a_client_without_a_key_is_not_heard(heard: queue.SimpleQueue[ControlMessage], port: int) -> None:
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    with context.socket(zmq.PUSH) as outlet:
+        outlet.connect(f"tcp://{ADDRESS}:{port}")
+        outlet.send(encode_message(AbortMessage(1, "r")))
+        with pytest.raises(queue.Empty):
+            heard.get(timeout=1)
+        outlet.close(linger=0)
+    context.term()
+
+
+def test_it_listens_at_its_address_alone(heard: queue.SimpleQueue[ControlMessage], port: int) -> None:
+    socket.create_connection((ADDRESS, port), timeout=5).close()
+    for other in ("127.0.0.1", "127.0.0.20"):
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection((other, port), timeout=5)
+
+
+def test_no_address_of_another_host_is_connected_to_without_a_key() -> None:
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    with pytest.raises(OmniError, match="no key"):
+        Outlet(context, "tcp://127.0.0.21:7100")
+    context.term()
+
+
+def test_an_address_of_another_machine_is_refused(tmp_path: Path, key: CurveKey) -> None:
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    network = Network(context, NetworkPlace("b", "192.0.2.1", 7100, key, 5))
+    with context.socket(zmq.PULL) as listener, pytest.raises(OmniError, match="192.0.2.1 is no address of this machine"):
+        network.listen(listener)
+    network.close()
+    context.term()
+
+
+def test_keys_are_made_and_read_by_their_owner_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "key"
+    assert main(["key", str(path)]) == 0
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert load_key(path).secret.decode() not in repr(load_key(path))
+    assert main(["key", str(path)]) == 2  # it is there already
+    path.chmod(0o644)
+    with pytest.raises(OmniError, match="everybody may read"):
+        load_key(path)
+    path.chmod(0o600)
+    path.write_text("too short")
+    with pytest.raises(OmniError, match="holds no key of 40 characters"):
+        load_key(path)
+    with pytest.raises(OmniError, match="cannot be read: No such file"):
+        load_key(tmp_path / "none")
+    capsys.readouterr()
