@@ -33,7 +33,8 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         "--family",
         choices=sorted([*TINY_CHECKPOINTS, *PACKAGED_CHECKPOINTS]),
         default="qwen3_omni",
-        help="whose (default: %(default)s)",
+        metavar="NAME",
+        help="whose: %(choices)s (default: %(default)s)",
     )
     parser.add_argument(
         "--seed", type=int, default=0, help="another seed gives other random weights (default: %(default)s)"
