@@ -1,7 +1,9 @@
 """Checks Fish Audio S2-Pro on a GPU, and measures it: `python scripts/check_s2_pro_gpu.py [--published-size]`.
 
 First the tiny checkpoint, in float32: greedy codes and waveform must be those of the plain float64 model. Then, where
-asked, random weights in the published size: a step of the engine, a window of the vocoder, and what follows from them.
+asked, random weights in the published size: each first code that captured decode steps choose must be the likeliest, up
+to bfloat16's rounding, when plain operations compute the whole sequence at once; then a step of the engine, a window of
+the vocoder, and what follows from them.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "backends")]
 from tests.models.fish_s2_pro.published import published_config  # noqa: E402
 from tests.oracle.fish_s2_pro_reference import FRAME, RATE, Reference  # noqa: E402
 
+from omni_python.layers.kv_cache import PAGE_TOKENS, AttentionPlan, KVRow  # noqa: E402
 from omni_python.models.fish_s2_pro import tiny  # noqa: E402
 from omni_python.models.fish_s2_pro.payloads import SpeechFrames, SpeechPrompt, SpeechResult  # noqa: E402
 from omni_python.models.fish_s2_pro.stages import create_tts_engine, create_vocoder  # noqa: E402
@@ -30,6 +33,7 @@ from omni_python.proto.payload import AudioOutput  # noqa: E402
 from omni_python.proto.sampling import SamplingParams  # noqa: E402
 from omni_python.proto.work import IncomingMessage  # noqa: E402
 from omni_python.scheduling.base import Scheduler  # noqa: E402
+from omni_python.scheduling.torch_scheduler import TorchScheduler  # noqa: E402
 
 SEEDS = (0, 5, 12, 13, 15, 17, 20, 22)
 """Of random prompts whose greedy choices have clear margins."""
@@ -75,6 +79,7 @@ def measure(folder: Path, gpu: int) -> None:
     engine = create_tts_engine(str(folder), gpu, kv_tokens=65536, load_format="dummy")
     vocoder = create_vocoder(str(folder), gpu, load_format="dummy")
     started(engine, vocoder)
+    check_captured(engine, config, gpu)
     print(f"loaded in {time.perf_counter() - start:.1f} s; {torch.cuda.memory_reserved(gpu) / 2**30:.1f} GiB reserved")
     sampling = SamplingParams(temperature=0.8, top_p=0.8, top_k=30, max_tokens=101, seed=1, ignore_eos=True)
     for together in (1, 1, 8, 16, 32):
@@ -97,6 +102,25 @@ def measure(folder: Path, gpu: int) -> None:
         print(f"vocoder: {count} frames in {1000 * (time.perf_counter() - start):.1f} ms")
     engine.stop()
     vocoder.stop()
+
+
+def check_captured(engine: TorchScheduler[Any], config: dict[str, Any], gpu: int) -> None:
+    sampling = SamplingParams(max_tokens=33, ignore_eos=True)
+    asked = prompt(3, config["semantic_start_token_id"], 1024, 150000, 40, 60, sampling)
+    frames = spoken(engine, {"c": asked})[0]["c"].to(f"cuda:{gpu}")
+    model = engine._runner._model  # type: ignore[attr-defined]
+    with torch.inference_mode():
+        start = model.embed_prompt(asked.tokens.to(frames.device), asked.codes.to(frames.device))
+        embeds = torch.cat((start, model.embed_frames(frames[:-1])))
+        pages = -(-len(embeds) // PAGE_TOKENS)
+        plan = AttentionPlan.build([KVRow(range(pages), 0, len(embeds))], frames.device)
+        positions = torch.arange(len(embeds), device=frames.device).expand(3, -1)
+        hidden, _ = model.trunk(embeds, positions, model.trunk.new_cache(pages), plan)
+        logits = model.speak(hidden[len(start) - 1 :]).float()[:, :-1]
+    short = logits.amax(dim=1) - logits.gather(1, frames[:, :1])[:, 0]
+    worst = float((short / logits.std(dim=1)).max())
+    print(f"captured steps: {int((short == 0).sum())} of {len(frames)} likeliest codes, at worst {worst:.3f} std short")
+    assert worst < 0.2, "captured steps choose codes that plain operations do not"
 
 
 def prompt(

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
 
+from omni_python.layers.fused_decoder import MAX_ROWS
 from omni_python.model_runner.base import ARRequest, PromptInput
 from omni_python.model_runner.feedback import FeedbackARModelRunner
 from omni_python.model_runner.sampler import RowSampling, TokenSampler, choose_tokens
@@ -14,6 +16,9 @@ from omni_python.models.fish_s2_pro.dual_ar import DualAR
 from omni_python.models.fish_s2_pro.payloads import SpeechFrames, SpeechPrompt, SpeechResult
 from omni_python.proto.errors import OmniError
 from omni_python.proto.work import IncomingMessage, OutgoingMessage
+
+if TYPE_CHECKING:
+    from omni_python.models.fish_s2_pro.trunk_decode import TrunkDecode
 
 RECENT = 16
 """Tokens that the repetition penalty is for; one of them that is drawn again is drawn anew, once, as follows. All three
@@ -31,6 +36,8 @@ class SpeechRequest(ARRequest):
     newest: torch.Tensor | None = None
     frames: list[torch.Tensor] = field(default_factory=list)
     num_frames: int = 0
+    slot: int | None = None
+    """Where the captured decode step keeps the request's page table, once it decodes."""
 
 
 class FrameFeedback:
@@ -74,10 +81,18 @@ class SpeechModelRunner(FeedbackARModelRunner[SpeechRequest]):
     or the one that reaches max_tokens, is not completed."""
 
     def __init__(
-        self, model: DualAR, target: str = "vocoder", frames_per_chunk: int = 5, max_running: int = 32
+        self,
+        model: DualAR,
+        target: str = "vocoder",
+        frames_per_chunk: int = 5,
+        max_running: int = 32,
+        fused_rows: int = 0,
     ) -> None:
+        """`fused_rows` above 0: the trunk's decode steps are captured, with the fused kernels, for so many requests."""
         super().__init__(model.trunk, model.speak, FrameFeedback(model))
-        self._codebook_head = model.head
+        self._model = model
+        self._fused_rows = fused_rows
+        self._decode: TrunkDecode | None = None
         self._max_running = max_running
         self._target = target
         self._frames_per_chunk = frames_per_chunk
@@ -85,8 +100,40 @@ class SpeechModelRunner(FeedbackARModelRunner[SpeechRequest]):
         self._device = model.speak.weight.device
 
     def allocate(self, num_pages: int) -> None:
-        super().allocate(num_pages)
-        self._codebook_head.prepare(self._max_running)
+        super().allocate(num_pages + bool(self._fused_rows))
+        if self._fused_rows:
+            from omni_python.models.fish_s2_pro.trunk_decode import TrunkDecode
+
+            self._decode = TrunkDecode(self._model, self.cache, self._fused_rows)
+            self._decode.prepare()
+            self.packed = self._decode.decoder.packed_prompts(self.cache)
+            self.packed.prepare()
+        self._model.head.prepare(self._max_running)
+
+    def release(self, row: SpeechRequest) -> None:
+        if row.slot is not None and self._decode is not None:
+            self._decode.release(row.slot)
+            row.slot = None
+
+    def step(self, rows: Sequence[SpeechRequest]) -> None:
+        if self._decode is None:
+            super().step(rows)
+            return
+        decoding = [row for row in rows if row.computed]
+        for start in range(0, len(decoding), MAX_ROWS):
+            self._decode_step(self._decode, decoding[start : start + MAX_ROWS])
+        if len(decoding) < len(rows):
+            super().step([row for row in rows if not row.computed])
+
+    def _decode_step(self, decode: TrunkDecode, rows: Sequence[SpeechRequest]) -> None:
+        slots, frames = [], []
+        for row in rows:
+            if row.slot is None:
+                row.slot = decode.admit(row.pages)
+            slots.append(row.slot)
+            if row.newest is not None:  # always: the prompt's step made the first
+                frames.append(row.newest)
+        self.advance(rows, *decode.step(slots, [row.computed for row in rows], torch.stack(frames)))
 
     def open(self, message: IncomingMessage) -> SpeechRequest | None:
         prompt = message.data

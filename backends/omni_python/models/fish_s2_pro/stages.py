@@ -14,6 +14,7 @@ from omni_python.models.fish_s2_pro.engine import SpeechModelRunner
 from omni_python.models.fish_s2_pro.preprocess import Preprocessor
 from omni_python.models.fish_s2_pro.vocoder import S2Vocoder
 from omni_python.models.loading.dummy import LoadFormat
+from omni_python.models.loading.kernels import Kernels, captured_rows
 from omni_python.models.loading.kv_size import KVNeeds
 from omni_python.models.loading.placement import Dtype, placement
 from omni_python.preprocessing.media.loader import MediaLoader
@@ -49,6 +50,7 @@ def create_tts_engine(
     frames_per_chunk: int = 5,
     load_format: LoadFormat = "auto",
     dtype: Dtype = "auto",
+    kernels: Kernels = "auto",
     total_gpu_memory_fraction: float | None = None,
 ) -> TorchScheduler[Any]:
     """SpeechPrompt -> SpeechFrames, streamed. `kv_tokens` None takes as much KV cache as fits into the stage's share of
@@ -59,7 +61,8 @@ def create_tts_engine(
     model = load_dual_ar(model_path, config, torch_dtype, device, load_format)
     needs = KVNeeds("tts_engine", config.trunk, torch_dtype, config.context, max_running, prefill_tokens, 65536)
     tokens = needs.tokens(kv_tokens, memory, memory.held() if memory else 0)
-    runner = SpeechModelRunner(model, vocoder_stage, frames_per_chunk, max_running)
+    fused_rows = captured_rows(kernels, "tts_engine", [model.trunk], max_running)
+    runner = SpeechModelRunner(model, vocoder_stage, frames_per_chunk, max_running, fused_rows)
     scheduler = TorchScheduler(runner, max_running, tokens, prefill_tokens, name="tts_engine")
     if gpu_id is not None:
         scheduler.stream = torch.cuda.Stream(device, priority=-1)

@@ -6,7 +6,6 @@ into it; without a share, or on the CPU, a default.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -16,10 +15,10 @@ from typing import Any, Literal, TypeVar, get_args
 import torch
 from torch import nn
 
-from omni_python.layers.decoder import Decoder, DecoderConfig
-from omni_python.layers.fused_decoder import unsupported
+from omni_python.layers.decoder import DecoderConfig
 from omni_python.models.loading.checkpoint import load_json
 from omni_python.models.loading.dummy import LoadFormat, is_dummy
+from omni_python.models.loading.kernels import Kernels, captured_rows
 from omni_python.models.loading.kv_size import KVNeeds, parameter_bytes
 from omni_python.models.loading.modules import on_meta
 from omni_python.models.loading.placement import Dtype, placement
@@ -46,15 +45,8 @@ from omni_python.sglang_engine.followers import RankGroup
 Engine = Literal["torch", "sglang"]
 """What runs an autoregressive stage: `TorchScheduler`, or `OmniScheduler` with the `sglang` extra installed."""
 
-Kernels = Literal["auto", "plain", "fused"]
-"""What computes decode steps: plain operations, or fused kernels in captured graphs, which need a Hopper GPU and
-Triton; "auto" takes these where they can run, and logs which. With engine "sglang" it is for what the talker does
-beside its backbone."""
-
 Runner = TypeVar("Runner", bound=TalkerModelRunner)
 L = TypeVar("L", bound=LoopScheduler)
-
-logger = logging.getLogger(__name__)
 
 
 def create_thinker(
@@ -112,7 +104,7 @@ def create_thinker(
         )
     thinker = load_thinker(model_path, config, torch_dtype, device, load_format)
     tokens = needs.tokens(kv_tokens, memory, memory.held() if memory else 0)
-    fused_rows = _fused_rows(kernels, "thinker", [thinker.model], max_running)
+    fused_rows = captured_rows(kernels, "thinker", [thinker.model], max_running)
     scheduler = TorchScheduler(runner(thinker, fused_rows), max_running, tokens, prefill_tokens, name="thinker")
     return _on_own_stream(scheduler, device, priority=-1)
 
@@ -142,7 +134,7 @@ def create_talker(
     guard = SpeechGuard.of(speech_guard)
 
     def runner(kind: type[Runner], talker: Talker) -> Runner:
-        fused_rows = _fused_rows(kernels, "talker", [talker.model, talker.code_predictor.model], max_running)
+        fused_rows = captured_rows(kernels, "talker", [talker.model, talker.code_predictor.model], max_running)
         sizes = (single_frames, frames_per_chunk, fused_rows)
         return kind(talker, TalkerTokens.of(config), code2wav_stage, *sizes, guard=guard)
 
@@ -234,18 +226,3 @@ def _rank_bytes(module: nn.Module, text: Any, dtype: torch.dtype, tp_size: int) 
     """Bytes of weights on rank 0, which has whole embeddings and heads beside its shard."""
     whole = 2 * text.vocab_size * text.hidden_size * dtype.itemsize if tp_size > 1 else 0
     return parameter_bytes(module, dtype) // tp_size + whole
-
-
-def _fused_rows(kernels: str, stage: str, decoders: Sequence[Decoder], max_running: int) -> int:
-    """For how many requests decode steps are captured with the fused kernels; 0 where plain operations are used."""
-    if kernels == "plain":
-        return 0
-    reasons = [unsupported(decoder.config, decoder.norm.weight) for decoder in decoders]
-    reason = next((reason for reason in reasons if reason is not None), None)
-    if reason is None:
-        logger.info("the %s decodes with fused kernels", stage)
-        return max_running
-    if kernels == "fused":
-        raise InvalidArgument(f'the {stage} cannot use kernels "fused": {reason}; say "auto" or "plain"')
-    logger.info("the %s decodes with plain operations: of the fused kernels, %s", stage, reason)
-    return 0
