@@ -462,10 +462,10 @@ class StageProcess:
         self._heard = time.monotonic()
         if message.epoch != self._view[0]:
             self._drop_requests()  # whatever runs here belongs to another coordinator
-            if self._far_coordinator:
-                self._endpoint.forget(self._view[0])
-            else:
+            if not self._far_coordinator:
                 self._deaths.watch(message.epoch, message.pid)
+            elif self._view[0]:
+                self._endpoint.forget(self._view[0])
             self._endpoint.connect(message.epoch, message.address, message.site)
             # A new coordinator hears of the processes one by one: those that it does not name yet need not be dead.
             self._former |= {(peer.process, peer.replica): peer for peers in self._peers.values() for peer in peers}
