@@ -20,6 +20,7 @@ import torch
 from omni_python.models.fish_s2_pro.architecture import MODEL_TYPE
 from omni_python.models.fish_s2_pro.codec_checkpoint import FILE, HEAD_DIM
 from omni_python.models.loading.byte_tokenizer import BYTES, byte_tokenizer
+from omni_python.models.loading.tiny import named_noise
 
 HEAD_SCALE = 3.0
 """On what the logits are made of, so greedy choices have clear margins."""
@@ -221,8 +222,7 @@ def _drawn(shapes: Shapes, seed: int) -> dict[str, torch.Tensor]:
 
 def _random(name: str, shape: tuple[int, ...], seed: int) -> np.ndarray:
     """Float32 weights with about unit gain."""
-    digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
-    noise = np.random.Generator(np.random.PCG64(int.from_bytes(digest[:8], "little"))).standard_normal(shape)
+    noise = named_noise(name, shape, seed)
     if name.endswith(("alpha", "original0", "weight_g")):  # the latter: the length of a weight's every row
         values = 1.0 + 0.1 * noise
     elif name.endswith("gamma"):  # of residual branches

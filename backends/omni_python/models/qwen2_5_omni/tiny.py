@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from omni_python.models.loading.byte_tokenizer import byte_tokenizer
 from omni_python.models.loading.checkpoint import checkpoint_hash
-from omni_python.models.loading.tiny import byte_tokenizer, named_noise
+from omni_python.models.loading.tiny import named_noise
 from omni_python.models.qwen2_5_omni.voices import FILE
 
 HEAD_SCALE = 4.0

@@ -15,8 +15,8 @@ import torch
 from omni_python.models.loading.checkpoint import CheckpointError, load_config
 from omni_python.models.loading.tokenizer import load_tokenizer
 from omni_python.models.text.chat_template import load_template
-from omni_python.proto.errors import InvalidArgument
-from omni_python.proto.request import AudioPart, ImagePart, Message, TextPart, VideoPart
+from omni_python.models.text.conversation import render
+from omni_python.proto.request import Message
 
 MEDIA_TOKENS = (
     "<|image_pad|>",
@@ -27,7 +27,6 @@ MEDIA_TOKENS = (
     "<|audio_start|>",
     "<|audio_end|>",
 )
-_KINDS = {AudioPart: "audio", ImagePart: "image", VideoPart: "video"}
 
 
 @dataclass(frozen=True)
@@ -60,15 +59,7 @@ class PromptBuilder:
 
         Raises `InvalidArgument` where a text contains one of `MEDIA_TOKENS`, which would be taken for media.
         """
-        for message in messages:
-            for part in message.content:
-                found = isinstance(part, TextPart) and next((t for t in MEDIA_TOKENS if t in part.text), None)
-                if found:
-                    raise InvalidArgument(
-                        f"text must not contain the special token {found}; pass media as content parts"
-                    )
-        turns = [{"role": message.role, "content": _content(message)} for message in messages]
-        return self._template.render(turns)
+        return render(self._template, messages, MEDIA_TOKENS)
 
     def expand(
         self,
@@ -117,16 +108,6 @@ class PromptBuilder:
             yield from [self._video] * per_step
         yield from [self._audio] * (video.sound_tokens - heard)
         yield self._audio_end
-
-
-def _content(message: Message) -> str | list[dict[str, str]]:
-    """What the template is given; a turn of mere text is a string, for some templates know no parts in such turns."""
-    if all(isinstance(part, TextPart) for part in message.content):
-        return "".join(part.text for part in message.content if isinstance(part, TextPart))
-    return [
-        {"type": "text", "text": part.text} if isinstance(part, TextPart) else {"type": _KINDS[type(part)]}
-        for part in message.content
-    ]
 
 
 def _audio_end(thinker: dict[str, int], tokenizer: tokenizers.Tokenizer) -> int:

@@ -6,31 +6,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
-from omni_python.layers.decoder import Decoder, DecoderConfig
+from omni_python.layers.language_model import LanguageModel
 from omni_python.models.loading.checkpoint import read_tensors
 from omni_python.models.loading.dummy import LoadFormat, draw_weights, is_dummy
 from omni_python.models.loading.modules import on_meta
 from omni_python.models.qwen3_omni.weights import decoder_config, fill
 
 
-class TextDecoder(Decoder):
-    """A decoder with its token embedding."""
-
-    def __init__(self, config: DecoderConfig, vocab_size: int) -> None:
-        super().__init__(config)
-        self.embed_tokens = nn.Embedding(vocab_size, config.hidden)
-
-
-class Thinker(nn.Module):
-    """`text_config` is the thinker's of a `Qwen3OmniMoeConfig`; names of weights are those of published checkpoints."""
+class Thinker(LanguageModel):
+    """`text_config` is the thinker's of a `Qwen3OmniMoeConfig`."""
 
     def __init__(self, text_config: Any) -> None:
-        super().__init__()
-        config = decoder_config(text_config)
-        self.model = TextDecoder(config, text_config.vocab_size)
-        self.lm_head = nn.Linear(config.hidden, text_config.vocab_size, bias=False)
+        super().__init__(decoder_config(text_config), text_config.vocab_size)
 
 
 def load_thinker(

@@ -10,12 +10,13 @@ import torch
 
 from omni_python.layers.decoder import Deepstack
 from omni_python.layers.fused_decoder import MAX_ROWS
-from omni_python.model_runner.base import ARModelRunner, ARRequest, ForwardBatch, PromptInput
+from omni_python.model_runner.base import ForwardBatch, PromptInput
 from omni_python.model_runner.sampler import TokenSampler
 from omni_python.models.qwen3_omni.payloads import TalkerPrompt, ThinkerInput
 from omni_python.models.qwen3_omni.thinker import Thinker
-from omni_python.models.text.detokenizer import Detokenizer, StopStrings, TokenBytes
-from omni_python.models.text.payloads import AnswerToken, DecodeStart, ThinkerResult
+from omni_python.models.text.answer_runner import AnswerModelRunner, AnswerRequest
+from omni_python.models.text.detokenizer import TokenBytes
+from omni_python.models.text.payloads import AnswerToken
 from omni_python.proto.errors import OmniError
 from omni_python.proto.work import IncomingMessage, OutgoingMessage
 
@@ -33,19 +34,16 @@ class MediaTokens:
 
 
 @dataclass(kw_only=True, eq=False)
-class ThinkerRequest(ARRequest):
+class ThinkerRequest(AnswerRequest):
     """`media_hidden` is the tapped hidden state at media positions, held from the prompt's step until it is sent."""
 
     input: ThinkerInput | None
-    speech: bool
-    detokenizer: Detokenizer | None
-    stop: StopStrings
     media_hidden: torch.Tensor | None = None
     slot: int | None = None
     """Where the captured decode step keeps the request, once it decodes."""
 
 
-class ThinkerModelRunner(ARModelRunner[ThinkerRequest]):
+class ThinkerModelRunner(AnswerModelRunner[ThinkerRequest]):
     """Emits each answer token to `decode_target`, and, where speech is wanted, to `talker_target`.
 
     The talker gets no token that the thinker itself does not read: the last one, whatever ended the answer.
@@ -66,15 +64,13 @@ class ThinkerModelRunner(ARModelRunner[ThinkerRequest]):
     ) -> None:
         """`fused_rows` above 0: decode steps are captured, with the fused kernels, for up to so many requests, and
         short prompts too, whose vision features come with `deepstack_layers` layers of deepstack features."""
+        super().__init__(eos_ids, token_bytes, decode_target)
         self._fused_rows = fused_rows
         self._deepstack_layers = deepstack_layers
         self._decode: ThinkerDecode | None = None
         self._thinker = thinker
         self._media = media
-        self._eos_ids = frozenset(eos_ids)
         self._accept_layer = accept_layer
-        self._token_bytes = token_bytes
-        self._decode_target = decode_target
         self._talker_target = talker_target
         self._device = thinker.lm_head.weight.device
         self._dtype = thinker.lm_head.weight.dtype
@@ -128,10 +124,9 @@ class ThinkerModelRunner(ARModelRunner[ThinkerRequest]):
             sampler=TokenSampler(options.thinker),
             prompt_len=len(request.prompt.input_ids),
             rope_delta=request.prompt.rope_delta,
-            input=request,
+            options=options,
             speech=options.speech and self._talker_target is not None,
-            detokenizer=Detokenizer(self._token_bytes) if options.thinker.stop else None,
-            stop=StopStrings(options.thinker.stop),
+            input=request,
         )
 
     def prompt_input(self, row: ThinkerRequest) -> PromptInput:
@@ -171,43 +166,27 @@ class ThinkerModelRunner(ARModelRunner[ThinkerRequest]):
         last = hidden[batch.last]
         return last, self._thinker.lm_head(last)
 
-    def why_finished(self, row: ThinkerRequest) -> str | None:
-        token = row.generated[-1]
-        if token in self._eos_ids and not row.sampler.params.ignore_eos:
-            return "stop"
-        if row.detokenizer is not None:
-            row.stop.push(row.detokenizer.push(token))
-            if row.stop.stopped:
-                return "stop"
-        return super().why_finished(row)
-
     def emit(self, row: ThinkerRequest) -> list[OutgoingMessage]:
-        messages = self._first_messages(row) if len(row.generated) == 1 else []
-        token = AnswerToken(row.generated[-1])
-        messages.append(OutgoingMessage(row.request_id, "stream", token, self._decode_target))
-        if row.finish_reason is None:
-            if row.speech:
-                messages.append(OutgoingMessage(row.request_id, "stream", token, self._talker_target))
-        else:
-            result = ThinkerResult(row.generated, row.finish_reason, row.prompt_len, row.speech)
-            messages.append(OutgoingMessage(row.request_id, "result", result))
-        return messages
-
-    def _first_messages(self, row: ThinkerRequest) -> list[OutgoingMessage]:
-        prompt = _input(row).prompt
-        options = prompt.options
-        start = DecodeStart(options.stream, options.echo_text, options.thinker.stop, row.prompt_len)
-        messages = [OutgoingMessage(row.request_id, "stream", start, self._decode_target)]
-        if row.speech:
-            if row.media_hidden is not None and row.media_hidden.is_cuda:
-                # It is sent on the default stream, and its memory must not be used anew on this one before that.
-                row.media_hidden.record_stream(torch.cuda.default_stream(row.media_hidden.device))
-            talker = TalkerPrompt(
-                prompt.input_ids, prompt.position_ids, row.media_hidden, options.voice, options.talker, options.stream
-            )
-            messages.append(OutgoingMessage(row.request_id, "stream", talker, self._talker_target))
+        messages = super().emit(row)
         row.input = row.media_hidden = None  # the embeddings are of no more use and may be large
         return messages
+
+    def emit_speech(self, row: ThinkerRequest) -> list[OutgoingMessage]:
+        messages = [self._talker_prompt(row)] if len(row.generated) == 1 else []
+        if row.finish_reason is None:
+            token = AnswerToken(row.generated[-1])
+            messages.append(OutgoingMessage(row.request_id, "stream", token, self._talker_target))
+        return messages
+
+    def _talker_prompt(self, row: ThinkerRequest) -> OutgoingMessage:
+        if row.media_hidden is not None and row.media_hidden.is_cuda:
+            # It is sent on the default stream, and its memory must not be used anew on this one before that.
+            row.media_hidden.record_stream(torch.cuda.default_stream(row.media_hidden.device))
+        prompt, options = _input(row).prompt, row.options
+        talker = TalkerPrompt(
+            prompt.input_ids, prompt.position_ids, row.media_hidden, options.voice, options.talker, options.stream
+        )
+        return OutgoingMessage(row.request_id, "stream", talker, self._talker_target)
 
     def _put(self, embeds: torch.Tensor, at: torch.Tensor, features: torch.Tensor | None, kind: str) -> None:
         given = 0 if features is None else len(features)

@@ -7,7 +7,6 @@ Weights come from numpy's PCG64, one stream a tensor, seeded by the tensor's nam
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import re
@@ -20,6 +19,7 @@ import numpy as np
 import torch
 
 from omni_python.models.loading.checkpoint import checkpoint_hash
+from omni_python.models.loading.tiny import named_noise
 
 ASSETS = Path(__file__).parent / "assets"
 HEAD_SCALE = 4.0
@@ -134,8 +134,7 @@ _NEWER_NAMES = {
 
 def _random_tensor(name: str, shape: tuple[int, ...], seed: int) -> np.ndarray:
     """Float32 weights with about unit gain: N(0, 1 / fan_in) for matrices and convolutions."""
-    digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
-    noise = np.random.Generator(np.random.PCG64(int.from_bytes(digest[:8], "little"))).standard_normal(shape)
+    noise = named_noise(name, shape, seed)
     leaf = name.rsplit(".", 1)[-1]
     if leaf in ("alpha", "beta"):  # of the snake activation, which takes their exponential
         values = 0.1 * noise
