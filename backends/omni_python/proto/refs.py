@@ -54,11 +54,12 @@ class NcclRef(_Ref, frozen=True, tag="nccl"):
 
 class CudaRef(_Ref, frozen=True, tag="cuda"):
     """A slot of the sender's pool on its GPU. `event` is the index of the interprocess event that marks it written.
-    `pressed` as in `ShmRef`."""
+    `pressed` as in `ShmRef`. `parts` are the events of all parts but the last of what is written part by part."""
 
     offset: Size
     event: Number
     pressed: bool = False
+    parts: Annotated[tuple[Number, ...], msgspec.Meta(max_length=15)] = ()
 
 
 class NixlCudaRef(_Ref, frozen=True, tag="nixl_cuda"):

@@ -6,26 +6,35 @@ reader's stream waits for it (`gates`). A credit must not overtake the reader's 
 GPU has come past the point where the last view was dropped. No host thread waits for a stream.
 
 On the same GPU a reader gets a view, and nothing is copied. On another GPU of the host it gets a copy in its own
-memory, made by the copy engine over NVLink or PCIe.
+memory, made by the copy engine over NVLink or PCIe. What is large is written part by part for it, each with an event of
+its own, so that the first are on their way while the others are written.
 """
 
 from __future__ import annotations
 
 import ctypes
 import threading
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 import msgspec
 
+from omni_python.proto.codec import DevicePart
 from omni_python.proto.refs import CudaRef
 from omni_python.relay.base import CreditFn, RelaySettings, TransferFailed
-from omni_python.relay.device import DeviceRelay, Gpu, Leases
+from omni_python.relay.device import GRAIN, DeviceRelay, Gpu, Leases
 from omni_python.relay.gates import Gates
 from omni_python.relay.slots import OutOfSlots, Slot
 
 EVENTS = 64
 """Events of a pool, one for each slot that is out."""
+
+PART = 64 << 20
+"""Bytes from which on a payload is written in parts: a GPU takes about as long to copy that many (30 us) as a message
+takes to its reader."""
+
+MAX_PARTS = 8
 
 HANDLE = 64
 """Bytes of an IPC handle of memory or an event."""
@@ -72,7 +81,7 @@ class CudaShmRelay(DeviceRelay[CudaRef]):
         self._mapped: dict[int, _Mapped] = {}
         self._lock = threading.Lock()
         self._free_events = list(range(EVENTS))
-        self._event_of: dict[int, int] = {}  # by generation of the slot
+        self._events_of: dict[int, list[int]] = {}  # by generation of the slot: that of all of it, those of its parts
         self._leases = Leases(self.gpu)
         self._gates = Gates(self.gpu)
 
@@ -101,7 +110,7 @@ class CudaShmRelay(DeviceRelay[CudaRef]):
     def _take(self, nbytes: int, request_id: str, timeout: float) -> Slot:
         slot = super()._take(nbytes, request_id, timeout)
         try:
-            self._event_of[slot.generation] = self._free_events.pop()
+            self._events_of[slot.generation] = [self._free_events.pop()]
         except IndexError:
             self.slots.abandon(slot)
             raise OutOfSlots(f"{EVENTS} slots of the pool on the GPU are held by readers") from None
@@ -109,13 +118,36 @@ class CudaShmRelay(DeviceRelay[CudaRef]):
         return slot
 
     def _free_event(self, generation: int) -> None:
-        self._free_events.append(self._event_of.pop(generation))
+        self._free_events += self._events_of.pop(generation)
+
+    def _write(self, slot: Slot, part: DevicePart, readers: Sequence[int]) -> None:
+        if part.nbytes < 2 * PART or not any(self._is_elsewhere(reader) for reader in readers):
+            super()._write(slot, part, readers)
+            return
+        *firsts, (start, end) = parts_of(part.nbytes, min(part.nbytes // PART, MAX_PARTS))
+        if len(self._free_events) < 2 * len(firsts):  # other slots need them, or soon will
+            super()._write(slot, part, readers)
+            return
+        for begin, stop in firsts:
+            self._copy(slot, part, begin, stop)
+            index = self._free_events.pop()
+            self._events_of[slot.generation].append(index)
+            self._record(index)
+        self._copy(slot, part, start, end)
+
+    def _is_elsewhere(self, reader: int) -> bool:
+        """Whether a reader has another GPU, and therefore copies."""
+        pool = self._announced.get(reader)
+        return pool is not None and pool.gpu != self.gpu.uuid
+
+    def _record(self, index: int) -> None:
+        self.gpu.call(self._cuda.cudaEventRecord(self._events[index], self.gpu.stream()))
 
     def _written(self, slot: Slot, nbytes: int) -> CudaRef:
         """Nothing is waited for: what writes the slot may still be under way when this returns."""
-        index = self._event_of[slot.generation]
-        self.gpu.call(self._cuda.cudaEventRecord(self._events[index], self.gpu.stream()))
-        return CudaRef(slot.generation, nbytes, slot.offset, index, slot.pressed)
+        index, *parts = self._events_of[slot.generation]
+        self._record(index)
+        return CudaRef(slot.generation, nbytes, slot.offset, index, slot.pressed, tuple(parts))
 
     # -- reading
 
@@ -124,7 +156,7 @@ class CudaShmRelay(DeviceRelay[CudaRef]):
         pool = self._use(sender)
         done = partial(self._done, pool, sender, ref.generation)
         try:
-            if ref.offset + ref.nbytes > pool.nbytes or ref.event >= EVENTS:
+            if ref.offset + ref.nbytes > pool.nbytes or max((ref.event, *ref.parts)) >= EVENTS:
                 raise TransferFailed("a relay slot lies outside its pool")
             with self.gpu.current():
                 return self._view(pool, ref, done)
@@ -133,14 +165,20 @@ class CudaShmRelay(DeviceRelay[CudaRef]):
             raise
 
     def _view(self, pool: _Mapped, ref: CudaRef, done: partial[None]) -> Any:
-        self._gates.wait(self.gpu.stream(), pool.events[ref.event], lambda: pool.gone)
         source = pool.pointer + ref.offset
         if pool.gpu == self.gpu.uuid and not ref.pressed:
+            self._wait(pool, ref.event)
             return self._leases.view(source, ref.nbytes, done)
         copy = self.gpu.torch.empty(ref.nbytes, dtype=self.gpu.torch.uint8, device=self.gpu.device)
-        self.gpu.copy(copy.data_ptr(), source, ref.nbytes)
+        target, events = copy.data_ptr(), (*ref.parts, ref.event)
+        for event, (start, end) in zip(events, parts_of(ref.nbytes, len(events)), strict=False):
+            self._wait(pool, event)
+            self.gpu.copy(target + start, source + start, end - start)
         self._leases.end(done)
         return copy
+
+    def _wait(self, pool: _Mapped, event: int) -> None:
+        self._gates.wait(self.gpu.stream(), pool.events[event], lambda: pool.gone)
 
     def decline(self, sender: int, ref: CudaRef) -> None:
         self._credit(sender, self.name, ref.generation)
@@ -207,6 +245,13 @@ class CudaShmRelay(DeviceRelay[CudaRef]):
         self.slots.close()
         self._gates.close()
         self._leases.close()
+
+
+def parts_of(nbytes: int, count: int) -> list[tuple[int, int]]:
+    """(start, end) of `count` parts of about the same length, or of fewer where they would be shorter than `GRAIN`."""
+    step = max(-(-nbytes // count), 1)
+    step += -step % GRAIN
+    return [(start, min(start + step, nbytes)) for start in range(0, nbytes, step)]
 
 
 def _raw(handle: Any) -> bytes:

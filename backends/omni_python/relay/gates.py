@@ -15,13 +15,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from omni_python.relay.device import Gpu
+from omni_python.relay.device import Gpu, sleep_precisely
 
 GATES = 256
 """Waits at a time; beyond them streams wait for the events themselves."""
 
 POLL = 20e-6
-"""Seconds between looks at the events that are waited for."""
+"""Seconds between looks at the events that are waited for, at first."""
+
+SLOWEST_POLL = 60e-6
+"""Seconds between looks at what takes long."""
 
 log = logging.getLogger(__name__)
 
@@ -84,17 +87,21 @@ class Gates:
         return "" if int(error) == 0 else str(error)
 
     def _run(self) -> None:
+        sleep_precisely()
         closed = False
         waits: list[_Wait] = []
+        pause = POLL
         while not closed:
             if waits:
-                time.sleep(POLL)
+                time.sleep(pause)
+                pause = min(1.1 * pause, SLOWEST_POLL)
             while not waits or not self._waits.empty():
                 wait = self._waits.get()
                 if wait is None:
                     closed = True
                     break
                 waits.append(wait)
+                pause = POLL
             waits = [wait for wait in waits if not self._opened(wait, closed)]
 
     def _opened(self, wait: _Wait, closed: bool) -> bool:
