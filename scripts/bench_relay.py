@@ -8,8 +8,9 @@
 A round trip is: encode, put, message; receive, decode, answer inline; receive, up to the call of the process's handler.
 "in place" means that the payload was produced in the relay's memory, "view" that the reader does not copy, "there" that
 the reader's GPU has been waited for, so that all bytes have arrived. The best and the median of several are printed,
-with payload bytes per best time, and written to `--json FILE`. A way that fails is reported and the others go on; the
-exit status says whether one did.
+with payload bytes per best time, and written to `--json FILE`. Between two GPUs the rates of those that arrived are also
+given as a part of the plain copy's. A way that fails is reported and the others go on; the exit status says whether one
+did.
 """
 
 from __future__ import annotations
@@ -50,6 +51,8 @@ INLINE = 16 * KB
 BACKENDS = ("shm", "nixl", "mooncake", "nccl")
 HOSTS = {"nixl", "mooncake", "nccl", "nixl_cuda", "nccl_cuda"}
 """Ways that only go between hosts; here each process says that it is one."""
+
+PLAIN_COPY = "plain copy"
 
 Gpus = tuple[int, int]
 
@@ -106,6 +109,14 @@ class Report:
         except Exception:
             print(f"{what} FAILED:\n{traceback.format_exc()}", flush=True)
             self.failures[what] = traceback.format_exc()
+
+    def print_ratios(self) -> None:
+        """What part of the plain copy's rate the ways "there" reach."""
+        plain = {row.nbytes: row.best_us for row in self.rows if row.way == PLAIN_COPY}
+        for row in self.rows:
+            if row.way.endswith(", there") and row.nbytes in plain:
+                part = plain[row.nbytes] / row.best_us
+                print(f"{row.way:32s} {size_name(row.nbytes):>11s} {part:7.0%} of the plain copy's rate")
 
     def print_table(self) -> None:
         """Best times, a row a way and a column a size."""
@@ -191,11 +202,11 @@ class Pair:
         self.end.send(self._reader, DataReadyMessage(self.end.epoch, "", "parent", target, envelope))
         return self._answers.get(timeout=60) - start
 
-    def in_place(self, nbytes: int) -> float:
+    def in_place(self, nbytes: int, target: str = "") -> float:
         """A round trip of what was produced in a slot beforehand."""
         allocation = self.end.carrier.alloc(nbytes, [self._reader], on_gpu=self._on_gpu)
         allocation.memory[:64] = 1
-        return self.round_trip((GpuBlock if self._on_gpu else Block)(allocation.memory))
+        return self.round_trip((GpuBlock if self._on_gpu else Block)(allocation.memory), target)
 
     def check_way(self) -> None:
         carried = self.end.carrier.carried
@@ -268,6 +279,8 @@ def on_gpus(report: Report, directory: Path, way: str, pool: int, gpus: Gpus) ->
                 report.measure(f"{way}, view", size, partial(pair.round_trip, payload))
                 report.measure(f"{way}, in place", size, partial(pair.in_place, size))
             report.measure(f"{way}, there", size, partial(pair.round_trip, payload, "there"))
+            if gpus[0] != gpus[1]:
+                report.measure(f"{way}, in place, there", size, partial(pair.in_place, size, "there"))
         pair.check_way()
 
 
@@ -285,7 +298,7 @@ def peer_copy(report: Report, gpus: Gpus) -> None:
             torch.cuda.synchronize(gpus[1])
             return time.perf_counter() - start
 
-        report.measure("plain copy", size, once)
+        report.measure(PLAIN_COPY, size, once)
 
 
 def torch_ipc(report: Report, directory: Path, gpus: Gpus) -> None:
@@ -390,7 +403,7 @@ def main() -> None:
             if gpus[0] == gpus[1]:
                 report.attempt("torch", partial(torch_ipc, report, directory, gpus))
             else:
-                report.attempt("plain copy", partial(peer_copy, report, gpus))
+                report.attempt(PLAIN_COPY, partial(peer_copy, report, gpus))
             for way in ("cuda_shm", "nixl_cuda", *(("nccl_cuda",) if gpus[0] != gpus[1] else ())):
                 report.attempt(way, partial(on_gpus, report, directory, way, pool, gpus))
         else:
@@ -398,6 +411,7 @@ def main() -> None:
             for backend in args.backends:
                 report.attempt(backend, partial(on_host, report, directory, backend, pool))
     report.print_table()
+    report.print_ratios()
     if args.json:
         args.json.write_text(
             json.dumps({"rows": [asdict(row) for row in report.rows], "failures": report.failures}, indent=1)
