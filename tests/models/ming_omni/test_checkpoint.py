@@ -1,0 +1,143 @@
+"""The checkpoint's format: names and sizes are the published ones as far as they are known, and what does not fit is
+said."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from omni_python.models.loading.checkpoint import CheckpointError, read_tensors
+from omni_python.models.ming_omni import tiny
+from omni_python.models.ming_omni.architecture import talker_config, thinker_config, vae_config
+from omni_python.models.ming_omni.audio_vae import load_audio_decoder
+from omni_python.models.ming_omni.talker import load_talker
+from omni_python.models.ming_omni.thinker import load_thinker
+
+THINKER = {
+    "vocab_size": 157184,
+    "hidden_size": 4096,
+    "intermediate_size": 9216,
+    "moe_intermediate_size": 1024,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 4,
+    "head_dim": 128,
+    "max_position_embeddings": 32768,
+    "num_experts": 256,
+    "num_experts_per_tok": 8,
+    "n_group": 8,
+    "topk_group": 4,
+    "eos_token_id": 156895,
+}
+"""Of the published config.json, as sglang-omni records it, what differs from the tiny one's."""
+TALKER_LLM = {
+    "vocab_size": 151936,
+    "hidden_size": 896,
+    "intermediate_size": 4864,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 14,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 32768,
+}
+BLOCKS = {"depth": 8, "hidden_size": 1024, "num_heads": 16, "mlp_ratio": 4.0, "in_channels": 64}
+"""Of both transformers over latents, as M* records them."""
+
+
+@pytest.fixture
+def published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Path]:
+    """A directory with the published sizes, whose tensors have no data; the AudioVAE's are not known, and the tiny
+    one's."""
+    config, talker, llm, vae = tiny.tiny_config(), tiny.tiny_talker(), tiny.tiny_llm(), tiny.tiny_vae()
+    config["llm_config"] |= THINKER
+    llm |= TALKER_LLM
+    talker["flowmodel"] |= BLOCKS
+    talker["aggregator"] |= BLOCKS
+    shapes = {
+        tmp_path: tiny.thinker_shapes(config["llm_config"]),
+        tmp_path / "talker": tiny.talker_shapes(talker, llm),
+        tmp_path / "talker" / "vae": tiny.vae_shapes(vae),
+    }
+
+    def meta_tensors(path: Any, prefix: str, dtype: torch.dtype, device: str) -> dict[str, torch.Tensor]:
+        found = {name: shape for name, shape in shapes[Path(path)].items() if name.startswith(prefix)}
+        return {
+            name.removeprefix(prefix): torch.empty(shape, dtype=dtype, device="meta") for name, shape in found.items()
+        }
+
+    for module in ("thinker", "talker", "audio_vae"):
+        monkeypatch.setattr(f"omni_python.models.ming_omni.{module}.read_tensors", meta_tensors)
+
+    def write() -> Path:
+        for folder, content in (("", config), ("talker", talker), ("talker/llm", llm), ("talker/vae", vae)):
+            (tmp_path / folder).mkdir(parents=True, exist_ok=True)
+            (tmp_path / folder / "config.json").write_text(json.dumps(content))
+        return tmp_path
+
+    return write
+
+
+def test_published_sizes_load_by_their_names(published: Callable[[], Path]) -> None:
+    """About 100 billion parameters, 6 of them at work for a token, as the model card says."""
+    directory = published()
+    config = thinker_config(directory)
+    thinker = load_thinker(directory, config, torch.bfloat16, "meta")
+    total = sum(weight.numel() for weight in thinker.parameters())
+    expert = 3 * 4096 * 1024
+    assert 98e9 < total < 108e9
+    assert 5e9 < total - (256 - 8) * 31 * expert < 8e9
+    assert thinker.get_parameter("model.layers.1.mlp.experts.down_proj").shape == (256, 4096, 1024)
+    talker = load_talker(directory, talker_config(directory), torch.bfloat16, "meta")
+    assert 0.4e9 < sum(weight.numel() for weight in talker.model.parameters()) < 0.6e9
+    load_audio_decoder(directory, vae_config(directory), torch.float32, "meta")
+
+
+def test_the_tiny_checkpoint_has_every_constant_of_the_stream(ming: Path) -> None:
+    talker, vae = talker_config(ming), vae_config(ming)
+    assert (talker.latent, talker.patch, talker.history, talker.steps, talker.guidance) == (64, 4, 32, 10, 2.0)
+    assert (vae.sample_rate, vae.samples_per_latent, vae.latent) == (44100, 4 * 882, 64)
+    assert math.isclose(vae.sample_rate / vae.samples_per_latent, 12.5)
+
+
+def test_two_builds_are_equal_and_seeds_differ(tmp_path: Path) -> None:
+    first, again, other = (tiny.build(tmp_path / name, seed) for name, seed in (("a", 0), ("b", 0), ("c", 1)))
+    assert first == again != other
+
+
+@pytest.mark.parametrize(
+    ("folder", "change", "message"),
+    [
+        ("", {"model_type": "qwen3_omni_moe"}, "model_type is 'qwen3_omni_moe', not 'bailingmm_moe_v2_lite'"),
+        ("", {"llm_config": {}}, "has no 'num_attention_heads' in its llm_config"),
+        ("talker", {"flowmodel": {"spk_dim": 192}}, "flowmodel.spk_dim is not supported"),
+        ("talker", {"flowmodel": {"qk_norm": "layer"}}, "flowmodel.qk_norm 'layer' is not supported"),
+        ("talker", {"steps": None}, "its config.json has no 'steps'"),
+        ("talker/llm", {"use_sliding_window": True}, "talker/llm: use_sliding_window is not supported"),
+        ("talker/vae", {"dec_kwargs": None}, "its config.json has no 'dec_kwargs'"),
+    ],
+    ids=["family", "llm", "speaker", "norm", "steps", "window", "vae"],
+)
+def test_what_does_not_fit_is_said(
+    published: Callable[[], Path], folder: str, change: dict[str, Any], message: str
+) -> None:
+    directory = published()
+    file = directory / folder / "config.json"
+    content = json.loads(file.read_text()) | change
+    file.write_text(json.dumps({name: value for name, value in content.items() if value is not None}))
+    with pytest.raises(CheckpointError, match=message):
+        for read in (thinker_config, talker_config, vae_config):
+            read(directory)
+
+
+def test_missing_weights_are_named(ming: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def without(*args: Any) -> dict[str, torch.Tensor]:
+        return {name: t for name, t in read_tensors(*args).items() if "layers.2.mlp.experts.7.up_proj" not in name}
+
+    monkeypatch.setattr("omni_python.models.ming_omni.thinker.read_tensors", without)
+    with pytest.raises(CheckpointError, match=r"layers\.2\.mlp\.experts\.7\.up_proj\.weight"):
+        load_thinker(ming, thinker_config(ming), torch.float32, "cpu")

@@ -1,0 +1,124 @@
+"""Ming-Omni in a real tritonserver: compiled and asked by the commands, and by OpenAI's API; 44.1 kHz all the way."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import wave
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import numpy as np
+import openai
+import pytest
+
+from omni_python.cli import main
+from omni_python.client import (
+    AudioChunk,
+    Finished,
+    InvalidRequest,
+    NotSupported,
+    OmniClient,
+    PipelineInfo,
+    TextDelta,
+)
+from omni_python.serve.openai.app import create_app
+from omni_python.serve.openai.server import HttpServer
+from omni_python.serve.triton_server import ServerOptions, TritonServer
+from tests.models.ming_omni.test_pipeline import RATE, STEP, pieces
+from tests.oracle.ming_omni_reference import Reference
+
+QUESTION = "Name a fish."
+SAMPLING = {"max_tokens": 60, "talker": {"seed": 6, "max_tokens": 6, "ignore_eos": True}}
+SAMPLES = 3 * 6 * STEP
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
+    """Made and compiled as a user does it."""
+    folder = tmp_path_factory.mktemp("served")
+    assert main(["checkpoint", str(folder / "tiny"), "--family", "ming_omni"]) == 0
+    repository = folder / "models"
+    assert main(["compile", "ming_omni", "--model-path", str(folder / "tiny"), "--output", str(repository)]) == 0
+    assert main(["validate", str(repository)]) == 0
+    with TritonServer.start(ServerOptions(model_repository=repository, exit_timeout_s=5), timeout_s=100) as server:
+        yield server
+
+
+@pytest.fixture
+def client(server: TritonServer) -> Iterator[OmniClient]:
+    with OmniClient(server.grpc_url, "ming_omni") as client:
+        yield client
+
+
+def test_it_tells_what_it_is(client: OmniClient) -> None:
+    assert client.info() == PipelineInfo(("text", "audio"), ("default",), "default", RATE, 4096)
+
+
+def test_streamed_speech_is_the_whole_and_the_plain_models(
+    client: OmniClient, ming_reference: Reference, tmp_path: Path
+) -> None:
+    *chunks, finished = client.stream(QUESTION, sampling=SAMPLING)
+    assert isinstance(finished, Finished)
+    text = "".join(chunk.text for chunk in chunks if isinstance(chunk, TextDelta))
+    sounds = [chunk for chunk in chunks if isinstance(chunk, AudioChunk)]
+    assert {sound.sample_rate for sound in sounds} == {RATE}
+    prompts = [ming_reference.talker_prompt(piece) for piece in pieces(text)]
+    spoken = ming_reference.speak(prompts, 6, 6, may_stop=False)
+    samples = np.concatenate([sound.samples for sound in sounds])
+    np.testing.assert_allclose(samples, ming_reference.waveform(spoken.pieces).numpy(), atol=1e-4, rtol=0)
+    whole = client.chat(QUESTION, sampling=SAMPLING)
+    assert whole.text == text and len(whole.audio) == SAMPLES
+    np.testing.assert_allclose(samples, whole.audio, atol=1e-5, rtol=0)
+    assert whole.finished.usage["audio_seconds"] == pytest.approx(SAMPLES / RATE, abs=1e-3)
+    whole.save_wav(tmp_path / "speech.wav")
+    with wave.open(str(tmp_path / "speech.wav")) as file:
+        assert (file.getframerate(), file.getnframes(), file.getnchannels()) == (RATE, SAMPLES, 1)
+
+
+def test_wav_by_triton_http_and_by_omni_chat(
+    server: TritonServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    url = f"http://{server.http_url}/v2/models/ming_omni/generate"
+    body = {"text_input": QUESTION, "audio_format": "wav", "sampling_parameters": json.dumps(SAMPLING)}
+    answer = httpx.post(url, json=body, timeout=60, trust_env=False).json()
+    with wave.open(io.BytesIO(base64.b64decode(answer["audio_base64"]))) as file:
+        assert file.getframerate() == answer["audio_sample_rate"] == RATE
+        assert file.getnframes() == SAMPLES
+    out = tmp_path / "answer.wav"
+    asked = ["chat", QUESTION, "--url", server.grpc_url, "--pipeline", "ming_omni", "--json", "--out", str(out)]
+    assert main([*asked, "--sampling", json.dumps(SAMPLING)]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["speech"]["sample_rate"] == RATE
+    assert told["speech"]["seconds"] == pytest.approx(SAMPLES / RATE, abs=1e-5)
+    with wave.open(str(out)) as file:
+        assert (file.getframerate(), file.getnframes()) == (RATE, SAMPLES)
+
+
+def test_openai(server: TritonServer) -> None:
+    with (
+        HttpServer(create_app(server.grpc_url, f"{server.host}:{server.metrics_port}")) as api,
+        httpx.Client(trust_env=False) as http,
+        openai.OpenAI(base_url=f"{api.url}/v1", api_key="none", max_retries=0, http_client=http) as sdk,
+    ):
+        completion = sdk.chat.completions.create(
+            model="ming_omni",
+            messages=[{"role": "user", "content": QUESTION}],
+            modalities=["text", "audio"],
+            audio={"voice": "default", "format": "wav"},
+            max_completion_tokens=60,
+            extra_body={"talker": SAMPLING["talker"]},
+        )
+        audio = completion.choices[0].message.audio
+        assert audio is not None
+        with wave.open(io.BytesIO(base64.b64decode(audio.data))) as file:
+            assert (file.getframerate(), file.getnframes()) == (RATE, SAMPLES)
+
+
+def test_images_are_refused_by_name(client: OmniClient) -> None:
+    with pytest.raises(NotSupported, match="image_generation"):
+        client.chat("Paint a fish.", modalities=["image"])
+    with pytest.raises(InvalidRequest, match="unknown voice 'db30'; valid: default"):
+        client.chat("Hello", voice="db30")
