@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import secrets
 from collections.abc import Iterator, Sequence
@@ -16,6 +17,11 @@ if torch.cuda.is_available():
 os.environ["TRITON_INTERPRET"] = "1"  # read when a kernel is defined
 pytest.importorskip("triton", reason="triton is not installed: pip install --no-deps triton==3.6.0 for its interpreter")
 
+from omni_python.layers.decoder import DecoderConfig
+from omni_python.models.fish_s2_pro.architecture import S2Config
+from omni_python.models.fish_s2_pro.dual_ar import DualAR
+from omni_python.models.fish_s2_pro.engine import SpeechModelRunner
+from omni_python.models.fish_s2_pro.payloads import SpeechFrames, SpeechPrompt
 from omni_python.models.loading.tokenizer import load_tokenizer
 from omni_python.models.qwen3_omni import tiny
 from omni_python.models.qwen3_omni.architecture import model_config
@@ -165,3 +171,47 @@ def test_thinker_gives_the_same_tokens(checkpoint: Path) -> None:
         if one.media_hidden is not None and other.media_hidden is not None:
             assert one.media_hidden.shape == (7, hidden)
             torch.testing.assert_close(other.media_hidden, one.media_hidden, rtol=1e-3, atol=1e-4)
+
+
+def speeches(runner: SpeechModelRunner, asked: Sequence[SpeechPrompt]) -> list[list[list[int]]]:
+    """All frames of requests that begin together and end at different times."""
+    runner.allocate(2 * len(asked))
+    rows = []
+    made: list[list[list[int]]] = [[] for _ in asked]
+    for index, data in enumerate(asked):
+        row = runner.open(IncomingMessage(str(index), "new_request", data))
+        assert row is not None
+        row.pages = list(range(2 * index, 2 * index + 2))
+        rows.append(row)
+    while running := [row for row in rows if row.finish_reason is None]:
+        for batch in runner.batches(running):
+            runner.step(batch)
+            for row in batch:
+                assert row.error is None
+                for message in runner.emit(row):
+                    if isinstance(message.data, SpeechFrames):
+                        made[int(row.request_id)] += message.data.codes.tolist()
+                if row.finish_reason is not None:
+                    runner.release(row)
+    return made
+
+
+@pytest.mark.timeout(600)
+def test_dual_ar_gives_the_same_frames() -> None:
+    """Greedy and drawn, with and without a voice."""
+    common: dict[str, Any] = {"hidden": 128, "heads": 4, "kv_heads": 2, "head_dim": 32, "rope_theta": 1e4}
+    trunk = DecoderConfig(layers=2, intermediate=256, norm_eps=1e-6, qk_norm=True, **common)
+    head = DecoderConfig(layers=1, intermediate=128, norm_eps=1e-6, qk_norm=False, **common)
+    config = S2Config(trunk, head, vocab=400, codes=64, books=4, semantic_start=300, end=299, context=512)
+    plain = DualAR(config)
+    for parameter in plain.parameters():
+        parameter.copy_(torch.randn(parameter.shape) * (0.3 if parameter.dim() > 1 else 0.1) + (parameter.dim() == 1))
+    fused = copy.deepcopy(plain)
+    asked = []
+    for index, temperature in enumerate((0.0, 0.8, 1.1)):
+        words, codes = torch.randint(0, 299, (4 + index,)), torch.randint(0, 64, (4, 3 * index))
+        params = SamplingParams(temperature=temperature, seed=index, top_k=20, max_tokens=4 + index, ignore_eos=True)
+        asked.append(SpeechPrompt(torch.cat((words, codes[0] + 300)), codes, params, True))
+    expected = speeches(SpeechModelRunner(plain, frames_per_chunk=2), asked)
+    assert [len(row) for row in expected] == [3, 4, 5]
+    assert speeches(SpeechModelRunner(fused, frames_per_chunk=2, fused_rows=4), asked) == expected
