@@ -27,7 +27,9 @@ from omni_python.proto.codec import ALIGNMENT
 from omni_python.proto.errors import Cancelled, OmniError
 from omni_python.proto.messages import ControlMessage, DataReadyMessage, Peer, StreamMessage
 from omni_python.proto.payload import Payload, TextOutput
+from omni_python.proto.refs import CudaRef
 from omni_python.relay.base import RelaySettings, RelayUnavailable, open_relay
+from omni_python.relay.cuda_shm import MAX_PARTS
 from omni_python.relay.ways import INLINE_LIMIT
 from tests.relay.blocks import Tensors, chunk, digest
 from tests.relay.child import Command
@@ -217,6 +219,24 @@ def test_what_is_produced_in_place_arrives(parent: Parent, child: Other) -> None
     assert parent.replies.get(timeout=30) == ("0", digest(payload))
     assert relay.stats["slots"] <= 1
     parent.wait_empty()
+
+
+@pytest.mark.gpu
+def test_what_is_written_part_by_part_for_another_gpu_arrives(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several tensors, across the borders of the parts, of which the last are written while the first are read."""
+    monkeypatch.setattr("omni_python.relay.cuda_shm.PART", 1 << 20)
+    with open_parent("cuda_shm 0-1") as parent:
+        child = parent.start_child()
+        for number in range(20):
+            sizes = [random.randrange(1, 8 << 20) for _ in range(6)]
+            tensors = {str(size): torch.randint(256, (size,), dtype=torch.uint8, device="cuda") for size in sizes}
+            payload = Tensors(tensors, torch.zeros(1).numpy())
+            envelope = parent.carrier.pack(payload, [child.epoch], str(number))
+            assert isinstance(envelope.device, CudaRef)
+            assert len(envelope.device.parts) == min(max(envelope.device.nbytes >> 20, 1), MAX_PARTS) - 1
+            child.send_envelope(envelope, "digest", str(number))
+            assert parent.replies.get(timeout=30) == (str(number), digest(payload))
+        parent.wait_empty()
 
 
 def test_a_fan_out_uses_one_slot_and_reaches_everybody(parent: Parent, child: Other) -> None:
