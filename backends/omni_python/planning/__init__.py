@@ -1,0 +1,1 @@
+"""How many GPUs and replicas a load needs: a queueing model fed with measured costs of the stages."""

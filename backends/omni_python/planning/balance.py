@@ -1,0 +1,80 @@
+"""What all stages do at a load: how busy each is makes the others slower, and that makes them busier."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from omni_python.planning.capacity import at_once, other_work
+from omni_python.planning.costs import Costs, StageCost
+from omni_python.planning.queues import Station, loop_station, queue_station, ticked_station
+from omni_python.planning.sharing import Stretch, stretch
+from omni_python.planning.ways import Way, overlap, ways
+
+_ROUNDS = 200
+_CLOSE = 1e-4
+
+
+@dataclass(frozen=True)
+class Balance:
+    """By stage: what it does, by what its steps are longer, and when a request is there."""
+
+    stations: dict[str, Station]
+    slower: dict[str, Stretch]
+    ways: dict[str, Way]
+
+
+def factor(stage: StageCost, slower: Stretch) -> float:
+    """By which a stage's steps are longer: those of a loop follow each other, those of a queue come now and then."""
+    return slower.steady if stage.kind == "loop" else slower.single
+
+
+def balance(costs: Costs, rate: float, copies: Mapping[str, int]) -> Balance:
+    """The fixed point. Raises `Saturated`."""
+    slower = dict.fromkeys(costs.stages, Stretch())
+    for _ in range(_ROUNDS):
+        stations = _stations(costs, rate, copies, slower)
+        found = Balance(stations, slower, ways(costs, stations, slower))
+        before, slower = slower, {}
+        for name, stage in costs.stages.items():
+            now = stretch(costs.devices[stage.device].cores, _beside(costs, name, found, rate / copies[stage.device]))
+            slower[name] = Stretch(*((old + new) / 2 for old, new in zip(before[name], now, strict=True)))
+        if all(abs(slower[name].steady - before[name].steady) < _CLOSE * before[name].steady for name in slower):
+            break
+    return found
+
+
+def _stations(
+    costs: Costs, rate: float, copies: Mapping[str, int], slower: Mapping[str, Stretch]
+) -> dict[str, Station]:
+    stations: dict[str, Station] = {}
+    for name, stage in costs.stages.items():
+        servers, reached, longer = copies[stage.device] * stage.workers, rate * stage.share, factor(stage, slower[name])
+        fixed, per_row, largest = stage.fixed * longer, stage.per_row * longer, stage.max_batch
+        if stage.kind == "loop":
+            first, steps, luck = stage.first * longer, stage.steps, slower[name].luck
+            stations[name] = loop_station(reached, first, fixed, per_row, steps, largest, servers, stage.steps_cv, luck)
+        elif stage.streams_from is not None:
+            tick = stations[stage.streams_from].step.mean
+            stations[name] = ticked_station(reached * stage.steps, fixed, per_row, largest, servers, tick)
+        else:
+            stations[name] = queue_station(reached * stage.steps, fixed, per_row, largest, servers, stage.cv)
+    return stations
+
+
+def _beside(costs: Costs, name: str, found: Balance, rate: float) -> list[float]:
+    """The shares of the time in which others compute on a copy of the stage's device, which gets `rate` requests: those
+    of the same request, too, where a stream joins the two stages."""
+    stage = costs.stages[name]
+    others = at_once(stage, found.stations[name].utilisation)[1:] + other_work(costs.devices[stage.device], rate)
+    for other, beside in costs.on(stage.device):
+        if other == name:
+            continue
+        use = found.stations[other].utilisation
+        if other in costs.streams_to(name) or name in costs.streams_to(other):
+            theirs = found.ways[other]
+            stay, work = theirs.end.mean - theirs.ready.mean, beside.steps * found.stations[other].step.mean
+            own = overlap(found.ways[name], theirs) * min(1.0, work / stay if stay > 0 else 0.0)
+            use = 1 - (1 - use) * (1 - own)
+        others += at_once(beside, use)
+    return others

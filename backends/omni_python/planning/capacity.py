@@ -1,0 +1,78 @@
+"""How much each device can do: the load at which one of its stages can no longer keep up."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from omni_python.planning.costs import Costs, Device, StageCost
+from omni_python.planning.sharing import stretch
+
+_HALVINGS = 40
+_ROUNDS = 200
+_CLOSE = 1e-5
+
+
+@dataclass(frozen=True)
+class Limit:
+    """The requests a second of which one copy of a device gets the better, and the stage that gives way first."""
+
+    rate: float
+    stage: str
+
+
+def device_limits(costs: Costs) -> dict[str, Limit]:
+    """The limit of one copy of each device.
+
+    At the limit batches are full, and a stage computes all the time: its steps are longer by what others compute
+    beside it (see `sharing`), and the cores have no more to give.
+    """
+    return {name: _limit(costs, name) for name in costs.devices}
+
+
+def saturation(limits: Mapping[str, Limit], copies: Mapping[str, int]) -> tuple[float, str]:
+    """Requests a second that so many copies of the devices can just not do, and the device that cannot."""
+    device = min(limits, key=lambda name: limits[name].rate * copies[name])
+    return limits[device].rate * copies[device], device
+
+
+def at_once(stage: StageCost, use: float) -> list[float]:
+    """The shares of the time in which each of a stage's workers computes."""
+    return [use] * stage.workers
+
+
+def other_work(device: Device, rate: float) -> list[float]:
+    """The same of the work on a device that is no stage's: as if done by as many as it keeps busy."""
+    rest = rate * device.other_ms / 1e3
+    pieces = int(rest) + 1
+    return [rest / pieces] * pieces
+
+
+def _limit(costs: Costs, name: str) -> Limit:
+    device, stages = costs.devices[name], dict(costs.on(name))
+    if not stages:
+        return Limit(device.cores / max(device.other_ms / 1e3, 1e-9), "")
+    alone = {stage: costed.workers / (costed.share * costed.least_work) for stage, costed in stages.items()}
+    least, most = 0.0, min(alone.values())
+    for _ in range(_HALVINGS):
+        middle = (least + most) / 2
+        least, most = (middle, most) if max(_uses(device, stages, middle).values()) < 1 else (least, middle)
+    uses = _uses(device, stages, most)
+    return Limit(least, max(uses, key=uses.__getitem__))
+
+
+def _uses(device: Device, stages: Mapping[str, StageCost], rate: float) -> dict[str, float]:
+    """The share of the time in which each stage's workers compute in full batches; 1 or more where they cannot."""
+    work = {name: rate * stage.share * stage.least_work / stage.workers for name, stage in stages.items()}
+    use = dict(work)
+    for _ in range(_ROUNDS):
+        before, use = use, {}
+        for name, stage in stages.items():
+            others = at_once(stage, before[name])[1:] + other_work(device, rate)
+            for other, beside in stages.items():
+                if other != name:
+                    others += at_once(beside, before[other])
+            use[name] = work[name] * stretch(device.cores, others).steady
+        if all(abs(use[name] - before[name]) < _CLOSE for name in use):
+            break
+    return use

@@ -1,0 +1,165 @@
+"""What a pipeline does at a load, as numbers to print.
+
+The formulas take Poisson arrivals, stages that know nothing of each other, and latencies with the shape of a gamma
+distribution: they hold best below `SHAKY` of what can be computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from omni_python.planning.balance import Balance, balance, factor
+from omni_python.planning.capacity import device_limits, saturation
+from omni_python.planning.costs import Costs
+from omni_python.planning.queues import Saturated
+from omni_python.planning.spread import Spread
+
+SHAKY = 0.9
+"""The share of the saturation beyond which small errors of the costs make large ones of the waits."""
+
+_QUIET = 1e-6
+"""Requests a second at which nothing waits."""
+
+
+class StageFigures(msgspec.Struct, frozen=True):
+    """`busy` is the share of the time in which a copy computes (of a loop: anything at all, long before it is full),
+    `slower` the factor by which others on the device make its steps longer, `batch` the mean number computed at once. A
+    request waits `wait_ms` for its first step (of a queue: each), and is with the stage `stay_ms`, from the moment when
+    it can begin to its last output."""
+
+    device: str
+    copies: int
+    busy: float
+    slower: float
+    batch: float
+    wait_ms: float
+    step_ms: float
+    stay_ms: float
+
+
+class DeviceFigures(msgspec.Struct, frozen=True):
+    """`busy` is the share of its cores in use, `load` the rate by the one at which it saturates, and `limited_by` the
+    stage that then gives way."""
+
+    copies: int
+    gpu: bool
+    busy: float
+    load: float
+    limited_by: str
+
+
+class Latency(msgspec.Struct, frozen=True):
+    """From a request's arrival. `tail_ms` is the percentile that was asked for."""
+
+    mean_ms: float
+    tail_ms: float
+
+
+class Prediction(msgspec.Struct, frozen=True):
+    """At `rate` requests a second. The pipeline saturates at `saturation`, where `bottleneck`, a stage, gives way. A
+    latency is None where no stage has that output."""
+
+    rate: float
+    gpus: int
+    saturation: float
+    bottleneck: str
+    percentile: float
+    devices: dict[str, DeviceFigures]
+    stages: dict[str, StageFigures]
+    first_text: Latency | None
+    first_audio: Latency | None
+    whole: Latency
+
+    @property
+    def load(self) -> float:
+        """The rate by the one that saturates."""
+        return self.rate / self.saturation
+
+
+def predict(costs: Costs, rate: float, copies: Mapping[str, int], percentile: float = 95.0) -> Prediction:
+    """What becomes of `rate` requests a second, with so many copies of each device. Raises `Saturated`."""
+    limits = device_limits(costs)
+    most, weakest = saturation(limits, copies)
+    if rate >= most:
+        raise Saturated
+    found, quiet = balance(costs, rate, copies), balance(costs, _QUIET, copies)
+    whole = _latency(_last(costs, found), _last(costs, quiet), costs.alone.whole_ms, percentile)
+    assert whole is not None, "every pipeline has a last stage"
+    devices = {
+        name: DeviceFigures(
+            copies[name],
+            device.gpu,
+            _cores_used(costs, found, name, rate / copies[name]) / device.cores,
+            rate / (limits[name].rate * copies[name]),
+            limits[name].stage,
+        )
+        for name, device in costs.devices.items()
+    }
+    return Prediction(
+        rate,
+        sum(copies[name] for name, device in costs.devices.items() if device.gpu),
+        most,
+        limits[weakest].stage,
+        percentile,
+        devices,
+        {name: _figures(costs, found, copies, name) for name in costs.stages},
+        _latency(_begun(costs, found, "text"), _begun(costs, quiet, "text"), costs.alone.first_text_ms, percentile),
+        _latency(_begun(costs, found, "audio"), _begun(costs, quiet, "audio"), costs.alone.first_audio_ms, percentile),
+        whole,
+    )
+
+
+def at_concurrency(costs: Costs, clients: float, copies: Mapping[str, int], percentile: float = 95.0) -> Prediction:
+    """The rate at which so many requests are there on average (Little's law): a closed loop of as many clients."""
+    most, _ = saturation(device_limits(costs), copies)
+    least = 0.0
+    for _ in range(30):
+        rate = (least + most) / 2
+        try:
+            there = rate * predict(costs, rate, copies, percentile).whole.mean_ms / 1e3
+        except Saturated:
+            there = float("inf")
+        least, most = (rate, most) if there < clients else (least, rate)
+    return predict(costs, max(least, _QUIET), copies, percentile)
+
+
+def _figures(costs: Costs, found: Balance, copies: Mapping[str, int], name: str) -> StageFigures:
+    stage, station, way = costs.stages[name], found.stations[name], found.ways[name]
+    return StageFigures(
+        stage.device,
+        copies[stage.device],
+        station.utilisation,
+        factor(stage, found.slower[name]),
+        station.batch,
+        station.wait.mean * 1e3,
+        station.step.mean * 1e3,
+        (way.end.mean - way.ready.mean) * 1e3,
+    )
+
+
+def _last(costs: Costs, found: Balance) -> Spread:
+    return max(found.ways[name].end for name in costs.stages)
+
+
+def _begun(costs: Costs, found: Balance, output: str) -> Spread | None:
+    """When the first stage with an output has the first of it."""
+    return min((found.ways[name].first for name, stage in costs.stages.items() if stage.output == output), default=None)
+
+
+def _latency(time: Spread | None, quiet: Spread | None, measured_ms: float | None, percentile: float) -> Latency | None:
+    """With what a lone request was measured to take beyond its stages' steps."""
+    if time is None or quiet is None:
+        return None
+    lost = max(0.0, (measured_ms or 0.0) - quiet.mean * 1e3)
+    return Latency(time.mean * 1e3 + lost, time.quantile(percentile) * 1e3 + lost)
+
+
+def _cores_used(costs: Costs, found: Balance, device: str, rate: float) -> float:
+    """A step that takes twice as long because it has half a core is no more work."""
+    used = sum(
+        found.stations[name].utilisation * stage.workers / factor(stage, found.slower[name])
+        for name, stage in costs.on(device)
+    )
+    return used + rate * costs.devices[device].other_ms / 1e3

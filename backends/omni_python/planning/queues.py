@@ -1,0 +1,265 @@
+"""How long requests wait for a stage: the formulas.
+
+All take Poisson arrivals. Times are seconds, rates a second.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+import numpy as np
+
+from omni_python.planning.spread import Spread
+
+_LARGEST_STATE = 1500
+_TAIL = 1e-6
+"""The probability of states that are left out."""
+
+_MOMENTS = 16
+"""In which a step is looked at, for what an arrival finds of it."""
+
+
+class Saturated(Exception):
+    """More comes than can be computed."""
+
+
+@dataclass(frozen=True)
+class Station:
+    """What a stage does at a load. `utilisation` is the share of the time in which a server of it computes, `batch` the
+    mean of the requests that it computes at once; a request `wait`s for its first step, which takes `first`. Each later
+    step comes after `step`, whose variance is that of a request's mean step; single ones vary by `jitter` beside it."""
+
+    utilisation: float
+    batch: float
+    wait: Spread
+    first: Spread
+    step: Spread
+    jitter: float = 0.0
+
+    def later(self, steps: float, kept: float = 1.0) -> Spread:
+        """The time of `steps` steps, over which the mean step keeps a part of its variance."""
+        mean, variance, _ = self.step
+        return Spread.gamma(steps * mean, steps**2 * variance * kept + steps * self.jitter)
+
+
+@lru_cache(maxsize=4096)
+def queue_station(rate: float, fixed: float, per_row: float, largest: int, servers: int, cv: float) -> Station:
+    """A queue of `servers` (workers, replicas), each of which takes up to `largest` of what waits when it is free.
+
+    One server: Pollaczek and Khinchine's mean and Takacs' second moment for single requests; for batches the chain of
+    the numbers left behind at the ends of steps (M/D^(1,K)/1, Bailey 1954, Neuts 1967), solved numerically, with the
+    time for a batch as it is. Several: the wait of one at the same utilisation, times the ratio of Erlang's C to it
+    (Lee and Longton 1959; with `cv`, Allen and Cunneen). Raises `Saturated`.
+    """
+    one = rate / servers
+    if one * (fixed / largest + per_row) >= 1:
+        raise Saturated
+    if largest == 1:
+        time = fixed + per_row
+        load = one * time
+        second = (1 + cv**2) * time**2
+        third = (1 + 3 * cv**2) * time**3
+        mean = one * second / (2 * (1 - load))
+        wait = Spread.gamma(mean, mean**2 + one * third / (3 * (1 - load)))
+        once = Spread.gamma(time, (cv * time) ** 2)
+        station = Station(load, 1.0, wait, once, once)
+    else:
+        station = _batches(one, fixed, per_row, largest, cv)
+    if servers == 1:
+        return station
+    ratio = erlang_c(servers, servers * station.utilisation) / station.utilisation / servers
+    return replace(station, wait=station.wait.times(ratio))
+
+
+def erlang_c(servers: int, load: float) -> float:
+    """The probability that all `servers` are busy when `load` of them are on average (Erlang 1917, M/M/c)."""
+    if load <= 0:
+        return 0.0
+    blocking = 1.0
+    for number in range(1, servers + 1):
+        blocking = load * blocking / (number + load * blocking)
+    return blocking / (1 - load / servers * (1 - blocking))
+
+
+def _batches(rate: float, fixed: float, per_row: float, largest: int, cv: float) -> Station:
+    full = rate * (fixed / largest + per_row)
+    states = min(_LARGEST_STATE, largest + 24 + math.ceil(largest * math.log(_TAIL) / math.log(max(full, 0.05))))
+    left = np.arange(states)
+    taken = np.clip(left, 1, largest)
+    time = fixed + per_row * taken
+    behind = np.maximum(left - taken, 0)
+    share = _stationary(rate, time, behind, states)
+    idle = share[0] / rate
+    cycle = float(share @ time) + idle
+    # What an arrival finds: a step of each kind, at each of its moments, and who came in it before.
+    done = (np.arange(_MOMENTS) + 0.5) / _MOMENTS
+    ahead = behind[:, None] + np.arange(states)
+    batches = ahead // largest * (fixed + per_row * largest)
+    mean = second = 0.0
+    for part in done:
+        waits = (1 - part) * time[:, None] + batches
+        weight = (share * time / cycle / _MOMENTS)[:, None] * _poisson(rate * part * time, states)
+        mean += float((weight * waits).sum())
+        second += float((weight * waits**2).sum())
+    mean, second = mean * (1 + cv**2), second * (1 + cv**2) ** 2
+    rows = float(share @ taken)
+    service = float(share @ (taken * time)) / rows
+    spread = float(share @ (taken * (time - service) ** 2)) / rows + (cv * service) ** 2
+    once = Spread.gamma(service, spread)
+    return Station(float(share @ time) / cycle, rows, Spread.gamma(mean, second - mean**2), once, once)
+
+
+def _stationary(rate: float, time: np.ndarray, behind: np.ndarray, states: int) -> np.ndarray:
+    """The chain's distribution; what would lie beyond the last state lies in it."""
+    came = _poisson(rate * time, states)
+    chain = np.zeros((states, states))
+    for state in range(states):
+        room = states - behind[state]
+        chain[state, behind[state] :] = came[state, :room]
+        chain[state, -1] += max(0.0, 1 - chain[state].sum())
+    system = chain.T - np.eye(states)
+    system[-1] = 1.0
+    right = np.zeros(states)
+    right[-1] = 1.0
+    return np.maximum(np.linalg.solve(system, right), 0.0)
+
+
+def _poisson(means: np.ndarray, count: int) -> np.ndarray:
+    """Probabilities of 0 up to `count`, one row for each mean."""
+    numbers = np.arange(count)
+    factorials = np.concatenate(([0.0], np.cumsum(np.log(np.arange(1, count)))))
+    result: np.ndarray = np.exp(numbers * np.log(means)[:, None] - means[:, None] - factorials)
+    return result
+
+
+@lru_cache(maxsize=4096)
+def loop_station(
+    rate: float,
+    first: float,
+    fixed: float,
+    per_row: float,
+    steps: float,
+    largest: int,
+    servers: int,
+    cv: float,
+    luck: float,
+) -> Station:
+    """Continuous batching: each of `servers` keeps up to `largest` requests and computes all of them in every step,
+    `fixed + running * per_row`, until each had `steps - 1`, after a first one of its own that takes `first`.
+
+    The number of requests is a birth-death chain whose rate of ends with r running is r / ((steps - 1) (fixed + r
+    per_row)): a processor-sharing queue with a rate for each state, whose distribution depends on the mean of the steps
+    alone (Kelly 1979). First steps take `rate * first` of the time, which slows the others down. Requests go to the
+    replica with the fewest: they are spread evenly. Then Little's law. `cv` is that of the steps; a step's time varies
+    by `luck` (its variance by the square of its mean) for other reasons. Raises `Saturated`.
+    """
+    one = rate / servers
+    free = 1 - one * first
+    later = steps - 1
+    if free <= 0 or one * later * (fixed / largest + per_row) >= free:
+        raise Saturated
+    if later == 0:
+        return queue_station(rate, 0.0, first, 1, servers, 0.0)
+    ends = np.array([0.0, *(r * free / (later * (fixed + r * per_row)) for r in range(1, largest + 1))])
+    chances = _birth_death(rate, ends, largest, servers)
+    numbers = np.arange(len(chances))
+    present = float(chances @ numbers)
+    waiting = float(chances @ np.maximum(numbers - largest * servers, 0))
+    running = (present - waiting) / servers
+    spread = float(chances @ (numbers - present) ** 2) / servers
+    busy = float(chances @ np.minimum(numbers / servers, 1.0))
+    step = (present - waiting) / rate / later
+    use = min(1.0, one * first + free * busy)
+    slow = (per_row / free) ** 2 * spread
+    # An iteration is a step and the first ones of those who came in the last, a Poisson number.
+    jitter = step * one * first**2 / (1 - (one * first) ** 2) + luck * step**2
+    # An arrival finds its replica busy when all are.
+    all_busy = use * float(chances[servers:].sum()) / busy if busy else 0.0
+    wait, begin = _to_begin(one, first, all_busy, step, (slow + jitter) / step**2)
+    slot = waiting / rate * (1 + cv**2) / 2
+    wait = wait.plus(Spread.gamma(slot, 2 * slot**2))
+    return Station(use, running / busy if busy else 1.0, wait, begin, Spread(step, slow), jitter)
+
+
+def _to_begin(rate: float, first: float, use: float, iteration: float, varied: float) -> tuple[Spread, Spread]:
+    """The wait for the end of the iteration that an arrival finds, and the first step together with those of all who
+    came in the same one. Long iterations are found the likelier; their times are taken for gamma distributed, with the
+    variance `varied` by the square of their mean `iteration`."""
+    c = varied
+    lengths = [
+        use * iteration * (1 + c),
+        use * iteration**2 * (1 + c) * (1 + 2 * c),
+        use * iteration**3 * (1 + c) * (1 + 2 * c) * (1 + 3 * c),
+    ]
+    wait = Spread.of_moments(*(length / (power + 2) for power, length in enumerate(lengths)))
+    found = Spread.of_moments(*lengths)
+    together = rate * found.mean
+    # Others' number grows with the iteration, as the wait does.
+    variance = first**2 * (together + rate**2 * found.variance) + first * rate * found.variance
+    return wait, Spread(first * (1 + together), variance, 2 * variance**2 / max(first * together, 1e-12))
+
+
+@lru_cache(maxsize=4096)
+def ticked_station(rate: float, fixed: float, per_row: float, largest: int, servers: int, tick: float) -> Station:
+    """A queue whose work comes from a loop: all that the loop's step makes comes at its end, every `tick` seconds, a
+    Poisson number of them; batches are of what came together. What is left over at the next tick follows Lindley's
+    recursion (1952), computed on a grid. Raises `Saturated`.
+    """
+    mean = rate / servers * tick
+    numbers = np.arange(max(8, math.ceil(mean + 10 * math.sqrt(mean))))
+    chances = _poisson(np.array([mean]), len(numbers))[0]
+    whole, rest = numbers // largest, numbers % largest
+    work = whole * (fixed + largest * per_row) + (rest > 0) * (fixed + rest * per_row)
+    use = float(chances @ work) / tick
+    if rate / servers * (fixed / largest + per_row) >= 1:
+        raise Saturated
+    if use >= 1:  # what is left over makes the batches larger than those of a tick
+        return queue_station(rate, fixed, per_row, largest, servers, 0.0)
+    backlog = _backlog(chances, work, tick)
+    # Of all that comes in a tick, the i-th waits for i // largest batches before its own.
+    place = np.array([chances[n + 1 :].sum() for n in numbers]) / mean
+    before = numbers // largest * (fixed + largest * per_row)
+    moments = [float(place @ before**power) for power in (1, 2, 3)]
+    batches = float(chances @ (whole + (rest > 0)))
+    squares = float(chances @ (whole * largest**2 + rest**2)) / mean
+    once = Spread(fixed + per_row * squares)
+    return Station(use, mean / batches, backlog.plus(Spread.of_moments(*moments)), once, once)
+
+
+def _backlog(chances: np.ndarray, work: np.ndarray, tick: float) -> Spread:
+    """Seconds of work left at a tick: W' = max(0, W + work - tick)."""
+    grid = tick / 32
+    cells = np.rint(work / grid).astype(int)
+    jumps = np.bincount(cells, weights=chances)
+    left = np.zeros(1)
+    left[0] = 1.0
+    for _ in range(2000):
+        moved = np.convolve(left, jumps)
+        next = np.concatenate(([moved[:33].sum()], moved[33:]))[: 32 * 200]
+        size = max(len(left), len(next))
+        change = np.abs(np.pad(next, (0, size - len(next))) - np.pad(left, (0, size - len(left)))).sum()
+        kept = np.nonzero(np.cumsum(next[::-1])[::-1] > 1e-9)[0]
+        left = next[: kept[-1] + 1] if len(kept) else next[:1]
+        if change < 1e-6:
+            break
+    times = np.arange(len(left)) * grid
+    return Spread.of_moments(*(float(left @ times**power) for power in (1, 2, 3)))
+
+
+def _birth_death(rate: float, ends: np.ndarray, largest: int, servers: int) -> np.ndarray:
+    """The distribution of all requests of the replicas together."""
+    chances = [1.0]
+    top = 1.0
+    for number in range(1, 200 * _LARGEST_STATE):
+        each, more = divmod(number, servers)
+        leaving = more * ends[min(each + 1, largest)] + (servers - more) * ends[min(each, largest)]
+        chances.append(chances[-1] * rate / leaving)
+        top = max(top, chances[-1])
+        if top > 1e200:
+            chances, top = [chance / 1e200 for chance in chances], top / 1e200
+        if chances[-1] < top * 1e-9 and rate < leaving:
+            break
+    found = np.array(chances)
+    return found / found.sum()

@@ -1,0 +1,67 @@
+"""The calculator against a simulation of every step, fed with the same costs."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from omni_python.planning.capacity import device_limits, saturation
+from omni_python.planning.prediction import Latency, predict
+from tests.planning.pipelines import speech_costs
+from tests.planning.simulation import Outcome, simulate
+
+COPIES = {"host": 1, "gpu0": 1, "gpu1": 1}
+
+
+@pytest.mark.parametrize(("load", "requests"), [(0.1, 500), (0.3, 700), (0.5, 900), (0.7, 1100), (0.85, 1500)])
+def test_five_loads(load: float, requests: int) -> None:
+    """Within 10 %: what is done, how busy stages and devices are, means of all latencies, and the 95th percentile of
+    whole answers. Within 25 %: that of first outputs, on which single long steps tell."""
+    costs = speech_costs()
+    rate = load * saturation(device_limits(costs), COPIES)[0]
+    predicted = predict(costs, rate, COPIES)
+    seen = simulate(costs, rate, COPIES, requests, seed=3)
+    assert seen.throughput == pytest.approx(rate, rel=0.1)
+    for name, stage in predicted.stages.items():
+        assert stage.busy == pytest.approx(seen.utilisation[name], rel=0.1, abs=0.02), name
+    for name, device in predicted.devices.items():
+        assert device.busy == pytest.approx(seen.devices[name], rel=0.1, abs=0.02), name
+    check_latency(predicted.whole, seen.whole, tail=0.1)
+    check_latency(predicted.first_text, seen.first_text, tail=0.25)
+    check_latency(predicted.first_audio, seen.first_audio, tail=0.25)
+
+
+def check_latency(predicted: Latency | None, seen: np.ndarray, tail: float) -> None:
+    assert predicted is not None
+    assert predicted.mean_ms == pytest.approx(seen.mean() * 1e3, rel=0.1)
+    assert predicted.tail_ms == pytest.approx(np.percentile(seen, 95) * 1e3, rel=tail)
+
+
+def test_one_gpu_for_all() -> None:
+    costs = speech_costs("gpu0", "gpu0")
+    copies = {"host": 1, "gpu0": 1}
+    rate = 0.5 * saturation(device_limits(costs), copies)[0]
+    predicted, seen = predict(costs, rate, copies), simulate(costs, rate, copies, requests=800, seed=4)
+    check_latency(predicted.whole, seen.whole, tail=0.15)
+    check_latency(predicted.first_audio, seen.first_audio, tail=0.25)
+
+
+def test_copies() -> None:
+    costs = speech_costs()
+    copies = {"host": 1, "gpu0": 2, "gpu1": 3}
+    rate = 0.6 * saturation(device_limits(costs), copies)[0]
+    predicted, seen = predict(costs, rate, copies), simulate(costs, rate, copies, requests=800, seed=5)
+    check_latency(predicted.whole, seen.whole, tail=0.15)
+    check_latency(predicted.first_text, seen.first_text, tail=0.25)
+    for name, device in predicted.devices.items():
+        assert device.busy == pytest.approx(seen.devices[name], rel=0.1, abs=0.02), name
+
+
+def test_beyond_saturation_nothing_is_predicted_and_the_queue_grows() -> None:
+    """The load that the calculator calls too much is too much: answers take longer the longer it lasts."""
+    costs = speech_costs()
+    rate = 1.15 * saturation(device_limits(costs), COPIES)[0]
+    seen: Outcome = simulate(costs, rate, COPIES, requests=1500, seed=6)
+    early, late = seen.whole[:300].mean(), seen.whole[-300:].mean()
+    assert late > 1.5 * early
+    assert seen.throughput < rate
