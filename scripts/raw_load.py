@@ -32,13 +32,14 @@ _DEADLINE = "DEADLINE_EXCEEDED by gRPC"
 @dataclass(slots=True)
 class Request:
     """Times are seconds of `time.perf_counter`; `error` is None until the request ended, "" where it was served.
-    `responses` are those with content, of which the first came at `first`."""
+    `responses` are those with content, of which the first came at `first`; `nbytes` are those of all their tensors."""
 
     due: float
     sent: float = 0.0
     first: float = 0.0
     ended: float = 0.0
     responses: int = 0
+    nbytes: int = 0
     error: str | None = None
 
 
@@ -266,6 +267,7 @@ class _Connection:
                 self._errors[stream] = str(message.error_message)
             elif message.infer_response.outputs:
                 request.responses += 1
+                request.nbytes += sum(map(len, message.infer_response.raw_output_contents))
                 request.first = request.first or now
             at = end
         if at < len(data):

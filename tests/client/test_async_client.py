@@ -20,6 +20,7 @@ from omni_python.client import (
 )
 from omni_python.serve.triton_server import TritonServer
 from tests.client.connections import Cable
+from tests.client.deltas import told
 from tests.e2e import metrics
 
 T = TypeVar("T")
@@ -39,8 +40,8 @@ def test_events_and_answers_are_those_of_the_blocking_client(noop_server: Triton
     async def work(client: AsyncOmniClient) -> None:
         assert await client.is_ready()
         assert await client.pipelines() == ["noop_forward", "noop_line"]
-        *deltas, end = [event async for event in client.stream("x", sampling={"chunks": 300, "chunk_bytes": 5})]
-        assert deltas == [TextDelta("xxxxx")] * 300 + [TextDelta('{"chunks":300}')]
+        *deltas, last, end = [event async for event in client.stream("x", sampling={"chunks": 300, "chunk_bytes": 5})]
+        assert told(deltas) == "xxxxx" * 300 and last == TextDelta('{"chunks":300}')
         assert isinstance(end, Finished) and end.finish_reason == "stop"
         answers = await asyncio.gather(*(client.chat("x", sampling={"chunks": n, "chunk_bytes": 3}) for n in range(16)))
         assert [answer.text for answer in answers] == ["xxx" * n + f'{{"chunks":{n}}}' for n in range(16)]
@@ -55,7 +56,7 @@ def test_leaving_cancels_the_request(noop_server: TritonServer, leave: str) -> N
 
     async def work(client: AsyncOmniClient) -> None:
         events = client.stream("x", sampling=LONG)
-        assert await anext(events) == TextDelta("xxxxxxxx")
+        assert told([await anext(events)]).startswith("x" * 8)
         if leave == "aclose":
             await events.aclose()
             return

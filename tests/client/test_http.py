@@ -31,6 +31,7 @@ from omni_python.proto.request import AudioPart, ImagePart, TextPart, VideoPart
 from omni_python.proto.wav import pcm16
 from omni_python.serve.triton_server import TritonServer
 from tests.client.connections import Cable
+from tests.client.deltas import told
 from tests.e2e import metrics
 
 LONG = {"chunks": 200_000, "chunk_bytes": 8}
@@ -48,8 +49,8 @@ def forward(url: str) -> Iterator[OmniClient]:
 
 
 def test_events_are_those_over_grpc(forward: OmniClient, noop_server: TritonServer) -> None:
-    *deltas, end = list(forward.stream("x", sampling={"chunks": 300, "chunk_bytes": 5}))
-    assert deltas == [TextDelta("xxxxx")] * 300 + [TextDelta('{"chunks":300}')]
+    *deltas, last, end = list(forward.stream("x", sampling={"chunks": 300, "chunk_bytes": 5}))
+    assert told(deltas) == "xxxxx" * 300 and last == TextDelta('{"chunks":300}')
     assert isinstance(end, Finished) and (end.finish_reason, end.first_audio) == ("stop", None)
     assert end.first_text is not None and 0 < end.first_text < end.total
     with OmniClient(noop_server.grpc_url, "noop_forward") as grpc_client:
@@ -68,8 +69,10 @@ def test_async_events_are_the_same(url: str) -> None:
             assert await client.is_ready()
             assert await client.pipelines() == ["noop_forward", "noop_line"]
             assert (await client.info()).modalities == ("text",)
-            *deltas, end = [event async for event in client.stream("x", sampling={"chunks": 300, "chunk_bytes": 5})]
-            assert deltas == [TextDelta("xxxxx")] * 300 + [TextDelta('{"chunks":300}')]
+            *deltas, last, end = [
+                event async for event in client.stream("x", sampling={"chunks": 300, "chunk_bytes": 5})
+            ]
+            assert told(deltas) == "xxxxx" * 300 and last == TextDelta('{"chunks":300}')
             assert isinstance(end, Finished) and end.finish_reason == "stop"
             answers = await asyncio.gather(*(client.chat("x", sampling={"chunks": n}) for n in range(16)))
             assert [answer.text for answer in answers] == [f'{{"chunks":{n}}}' for n in range(16)]

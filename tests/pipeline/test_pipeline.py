@@ -16,7 +16,7 @@ from omni_python.models.noop.config import NoopForwardPipelineConfig, NoopLinePi
 from omni_python.pipeline.coordinator import RequestState
 from omni_python.pipeline.spec import Limits
 from omni_python.proto.errors import Cancelled, InvalidArgument, OmniError, Unavailable
-from omni_python.proto.payload import TextOutput
+from omni_python.proto.payload import Payload, TextOutput
 from tests.pipeline.harness import Pipeline, Sink, request, running
 
 
@@ -82,8 +82,9 @@ def test_chunks_reach_the_client_in_fair_turns(directory: Path) -> None:
         order: list[int] = []
 
         class Turn(Sink):
-            def chunk(self, payload: object) -> None:
-                order.append(id(self))
+            def chunk(self, payload: Payload) -> None:
+                assert isinstance(payload, TextOutput)
+                order.extend([id(self)] * (len(payload.text) // 10))
 
         sinks = [Turn() for _ in range(4)]
         for sink in sinks:

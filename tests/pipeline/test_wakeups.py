@@ -10,14 +10,16 @@ from functools import partial
 from itertools import groupby
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from omni_python.models.noop.config import NoopLinePipelineConfig
-from omni_python.pipeline.answers import SENDS_A_TURN, AnswerThreads
+from omni_python.pipeline.answers import JOINED_BYTES, SENDS_A_TURN, AnswerThreads
 from omni_python.pipeline.coordinator import LOOKS
 from omni_python.pipeline.deadlines import DeadlineWatch
 from omni_python.proto.errors import Cancelled
-from tests.pipeline.harness import running
+from omni_python.proto.payload import AudioOutput, TextOutput
+from tests.pipeline.harness import Sink, running
 
 
 def test_answers_keep_their_order_and_take_short_turns() -> None:
@@ -42,6 +44,33 @@ def test_answers_keep_their_order_and_take_short_turns() -> None:
         assert [number for found, number in sent if found == request_id] == list(range(20))
     turns = [(request_id, len(list(group))) for request_id, group in groupby(sent, key=lambda entry: entry[0])]
     assert turns == [(request_id, SENDS_A_TURN) for request_id in "abc"] * (20 // SENDS_A_TURN)
+
+
+def test_chunks_that_wait_together_are_sent_as_one() -> None:
+    rng = np.random.default_rng()
+    pieces = [rng.standard_normal(rng.integers(1, 9), np.float32) for _ in range(12)]
+    words = [f"{number} " for number in range(30)]
+    sink = Sink()
+    threads = AnswerThreads(1)
+    for word in words:
+        threads.put_chunk("a", sink, TextOutput(word))
+    for piece in pieces:
+        threads.put_chunk("a", sink, AudioOutput(piece, 24_000))
+    threads.put_chunk("a", sink, AudioOutput(pieces[0], 16_000))
+    threads.put_chunk("a", sink, TextOutput("x" * (JOINED_BYTES - 1)))
+    threads.put_chunk("a", sink, TextOutput("yz"))
+    threads.put("a", lambda: sink.finish(()))
+    threads.put_chunk("a", sink, TextOutput("late"))
+    threads.start()
+    chunks, _ = sink.wait()
+    assert sink.events.get(timeout=10) == ("chunk", TextOutput("late"))
+    threads.stop()
+    text, speech, other, full, rest = chunks
+    assert text == TextOutput("".join(words))
+    assert isinstance(speech, AudioOutput) and speech.sample_rate == 24_000
+    np.testing.assert_array_equal(speech.samples, np.concatenate(pieces))
+    assert isinstance(other, AudioOutput) and other.sample_rate == 16_000 and other.samples is pieces[0]
+    assert full == TextOutput("x" * (JOINED_BYTES - 1)) and rest == TextOutput("yz")
 
 
 def test_a_send_that_fails_holds_up_nothing() -> None:

@@ -10,8 +10,10 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+import numpy as np
+
 from omni_python.proto.errors import OmniError
-from omni_python.proto.payload import Payload
+from omni_python.proto.payload import AudioOutput, Payload, TextOutput
 from omni_python.proto.timing import StageTiming
 from omni_python.proto.trace import Trace
 
@@ -24,6 +26,9 @@ MAX_THREADS = 24
 SENDS_A_TURN = 4
 """For one request, before others that wait have their turn: so many at most, so that threads need not change."""
 
+JOINED_BYTES = 64 << 10
+"""Of chunks that go to a client together, at most: a response costs as much as some 100 KB in it."""
+
 RELIEF = 0.2
 """Seconds without anything sent, while something waits, after which another thread is added."""
 
@@ -31,8 +36,9 @@ log = logging.getLogger(__name__)
 
 
 class ResponseSink(Protocol):
-    """Where a request's answer goes: chunks and terminal stages' results as they come, then once `fail`, or `finish`
-    with when its stages worked, relative to the admission, and with its trace where the request asked for it.
+    """Where a request's answer goes: chunks (several that waited may come as one) and terminal stages' results as they
+    come, then once `fail`, or `finish` with when its stages worked, relative to the admission, and with its trace where
+    the request asked for it.
 
     All but `is_cancelled` are called on one thread at a time, in order.
     """
@@ -44,8 +50,57 @@ class ResponseSink(Protocol):
     def is_cancelled(self) -> bool: ...
 
 
+class _Chunks:
+    """Chunks that wait for the same turn, and go to the client as one: text after text, or speech after speech."""
+
+    __slots__ = ("_payloads", "_room", "_sink")
+
+    def __init__(self, sink: ResponseSink, payload: Payload) -> None:
+        self._sink = sink
+        self._payloads = [payload]
+        self._room = JOINED_BYTES - _size(payload)
+
+    def take(self, payload: Payload) -> bool:
+        """Whether it goes along, too."""
+        first, size = self._payloads[0], _size(payload)
+        if type(payload) is not type(first) or size > self._room or _rate(payload) != _rate(first):
+            return False
+        self._payloads.append(payload)
+        self._room -= size
+        return True
+
+    def __call__(self) -> None:
+        self._sink.chunk(_joined(self._payloads))
+
+
+def _rate(payload: Payload) -> int:
+    return payload.sample_rate if isinstance(payload, AudioOutput) else 0
+
+
+def _size(payload: Payload) -> int:
+    """Of what can be joined; all else fills a response by itself."""
+    match payload:
+        case TextOutput():
+            return len(payload.text)
+        case AudioOutput():
+            return payload.samples.nbytes
+        case _:
+            return JOINED_BYTES
+
+
+def _joined(payloads: list[Payload]) -> Payload:
+    first = payloads[0]
+    if len(payloads) == 1:
+        return first
+    if isinstance(first, AudioOutput):
+        samples = [payload.samples for payload in payloads if isinstance(payload, AudioOutput)]
+        return AudioOutput(np.concatenate(samples), first.sample_rate)
+    return TextOutput("".join(payload.text for payload in payloads if isinstance(payload, TextOutput)))
+
+
 class AnswerThreads:
-    """In order within a request, in turns between requests; a request has one thread at most at a time.
+    """In order within a request, in turns between requests; a request has one thread at most at a time. Chunks that
+    come faster than they are sent are joined: with the load a response's size grows, and not their number.
 
     `relieve`, called now and then, adds a thread where all are held up.
     """
@@ -72,12 +127,22 @@ class AnswerThreads:
 
     def put(self, request_id: str, send: Callable[[], None]) -> None:
         with self._lock:
+            self._put(request_id, send)
+
+    def put_chunk(self, request_id: str, sink: ResponseSink, payload: Payload) -> None:
+        with self._lock:
             backlog = self._backlogs.get(request_id)
-            if backlog is None:
-                self._backlogs[request_id] = deque((send,))
-                self._turns.put(request_id)
-            else:
-                backlog.append(send)
+            last = backlog[-1] if backlog else None
+            if not (isinstance(last, _Chunks) and last.take(payload)):
+                self._put(request_id, _Chunks(sink, payload))
+
+    def _put(self, request_id: str, send: Callable[[], None]) -> None:
+        backlog = self._backlogs.get(request_id)
+        if backlog is None:
+            self._backlogs[request_id] = deque((send,))
+            self._turns.put(request_id)
+        else:
+            backlog.append(send)
 
     def relieve(self) -> None:
         now = time.monotonic()

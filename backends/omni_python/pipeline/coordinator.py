@@ -343,7 +343,7 @@ class Coordinator:
         if request is not None and payload is not None:
             if request.trace is not None:
                 request.trace.work.arrived(message.source, stream=True)
-            self._answers.put(request.id, lambda: request.sink.chunk(payload))
+            self._answers.put_chunk(request.id, request.sink, payload)
 
     def _on_complete(self, message: CompleteMessage) -> None:
         request = self._requests.get(message.request_id)
