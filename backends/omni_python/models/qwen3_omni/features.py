@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from omni_python.layers.log_mel import log_mel, mel_filters
 from omni_python.models.loading.checkpoint import load_json
 from omni_python.models.qwen3_omni.payloads import AudioInput
 from omni_python.proto.errors import InvalidArgument
@@ -50,34 +51,10 @@ class AudioFeatures:
         samples = torch.zeros(len(clips), max(clip.size for clip in clips))
         for row, clip in zip(samples, clips, strict=True):
             row[: clip.size] = torch.from_numpy(np.ascontiguousarray(clip, np.float32))
-        spectra = self._log_mel(samples)
+        spectra = log_mel(samples, self._mel, self._fft, self._hop)
         lengths = [min(math.ceil(clip.size / self._hop), spectra.shape[2]) for clip in clips]
         features = torch.cat([spectrum[:, :length] for spectrum, length in zip(spectra, lengths, strict=True)], dim=1)
         return AudioInput(features=features.contiguous(), lengths=torch.tensor(lengths))
-
-    def _log_mel(self, samples: torch.Tensor) -> torch.Tensor:
-        """Samples [clips, n] to [clips, mel bins, n / hop]: decades, from 8 below a clip's loudest up, as Whisper
-        scales them."""
-        window = torch.hann_window(self._fft)
-        power = torch.stft(samples, self._fft, self._hop, window=window, return_complex=True)[..., :-1].abs() ** 2
-        decades = (self._mel @ power).clamp(min=1e-10).log10()
-        return (torch.maximum(decades, decades.amax(dim=(1, 2), keepdim=True) - 8.0) + 4.0) / 4.0
-
-
-def mel_filters(bins: int, fft: int, sample_rate: int) -> torch.Tensor:
-    """Triangles between 0 and 8 kHz, evenly apart on Slaney's mel scale, of area 1: float32 [bins, fft / 2 + 1].
-
-    The scale is linear up to 1 kHz (3 mel for 200 Hz) and logarithmic above (27 mel for a factor of 6.4).
-    """
-    knee, step = 15.0, math.log(6.4) / 27.0
-    highest = knee + math.log(8000.0 / 1000.0) / step
-    mels = np.linspace(0.0, highest, bins + 2)
-    edges = np.where(mels < knee, mels * 200.0 / 3.0, 1000.0 * np.exp((mels - knee) * step))
-    left, middle, right = edges[:-2, None], edges[1:-1, None], edges[2:, None]
-    frequencies = np.linspace(0.0, sample_rate // 2, fft // 2 + 1)
-    rising, falling = (frequencies - left) / (middle - left), (right - frequencies) / (right - middle)
-    triangles = np.maximum(0.0, np.minimum(rising, falling)) * 2.0 / (right - left)
-    return torch.from_numpy(triangles).float()
 
 
 def audio_tokens(frames: int, window: int = 50) -> int:
