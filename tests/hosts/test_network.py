@@ -132,7 +132,10 @@ def test_no_address_of_another_host_is_connected_to_without_a_key() -> None:
 def test_an_address_of_another_machine_is_refused(tmp_path: Path, key: CurveKey) -> None:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     network = Network(context, NetworkPlace("b", "192.0.2.1", 7100, key, 5))
-    with context.socket(zmq.PULL) as listener, pytest.raises(OmniError, match="192.0.2.1 is no address of this machine"):
+    with (
+        context.socket(zmq.PULL) as listener,
+        pytest.raises(OmniError, match="192.0.2.1 is no address"),
+    ):
         network.listen(listener)
     network.close()
     context.term()

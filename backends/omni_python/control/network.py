@@ -15,8 +15,9 @@ from omni_python.control.curve import CurveKey
 from omni_python.control.handshakes import ZAP_DOMAIN, Handshakes
 from omni_python.proto.errors import OmniError, Unavailable
 
-BIND_PATIENCE = 30.0
-"""Seconds for the host's name to be known, and for a predecessor to let go of the port."""
+BIND_PATIENCE = 120.0
+"""Seconds for the host's name to lead here (a new pod's does after a while), and for a predecessor to let go of the
+port."""
 
 _RETRY = 0.5
 _CONNECT_TIMEOUT = 2000
