@@ -54,7 +54,8 @@ def heard(tmp_path: Path, key: CurveKey, port: int) -> Iterator[queue.SimpleQueu
 def connect(port: int) -> Iterator[Connect]:
     """Connects, as a process of another host with that key."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    networks, outlets = [], []
+    networks: list[Network] = []
+    outlets: list[Outlet] = []
 
     def connected(key: CurveKey) -> Outlet:
         # A context has one key.

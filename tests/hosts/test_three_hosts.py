@@ -36,7 +36,7 @@ def test_answers_are_those_of_one_host_also_over_a_slow_wire_that_loses_packets(
 ) -> None:
     """`tests/e2e` has that the answers of one host are the oracle's."""
     case = load_case(name)
-    question = {"messages": json.dumps(case.openai_messages()), "voice": case.voice}
+    question: dict[str, Any] = {"messages": json.dumps(case.openai_messages()), "voice": case.voice}
     with _wire(three_hosts, delay, loss):
         answer = three_hosts.ask("qwen3_omni", **question, sampling_parameters=json.dumps(case.sampling()))
     assert answer["text_output"] == case.text
