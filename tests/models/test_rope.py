@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 
+from omni_python.layers.rope_index import RopeIndex
 from omni_python.models.qwen3_omni import tiny
 from omni_python.models.qwen3_omni.features import audio_tokens
 from omni_python.models.qwen3_omni.prompt import PromptBuilder, VideoSpan
-from omni_python.models.qwen3_omni.rope import RopeIndex
 from tests.models.tiny_model import checkpoint
 from tests.oracle.cases import CASES, load_case
 

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from omni_python.models.qwen2_5_omni import tiny
+from omni_python.cli import main
 from tests.oracle.qwen2_5_omni_reference import Reference
 
 
 @pytest.fixture(scope="session")
 def qwen25(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("qwen25")
-    tiny.build(path)
+    path = tmp_path_factory.mktemp("qwen25") / "tiny"
+    assert main(["checkpoint", str(path), "--family", "qwen2_5_omni"]) == 0
     return path
 
 

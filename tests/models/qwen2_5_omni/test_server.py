@@ -23,11 +23,9 @@ ASK = Ask("What time is it?", max_codes=40)
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
-    folder = tmp_path_factory.mktemp("served")
-    assert main(["checkpoint", str(folder / "tiny"), "--family", "qwen2_5_omni"]) == 0
-    repository = folder / "models"
-    assert main(["compile", "qwen2_5_omni", "--model-path", str(folder / "tiny"), "--output", str(repository)]) == 0
+def server(qwen25: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
+    repository = tmp_path_factory.mktemp("served") / "models"
+    assert main(["compile", "qwen2_5_omni", "--model-path", str(qwen25), "--output", str(repository)]) == 0
     assert main(["validate", str(repository)]) == 0
     with TritonServer.start(ServerOptions(model_repository=repository, exit_timeout_s=5), timeout_s=100) as server:
         yield server

@@ -34,7 +34,12 @@ class _Undrawn(TorchFunctionMode):
 
 
 def assign(module: M, tensors: dict[str, torch.Tensor], what: str) -> M:
-    """`module`, built on the meta device, with `tensors` as its weights; raises `CheckpointError` where they differ."""
+    """`module`, built on the meta device, with `tensors` as its weights; raises `CheckpointError` where they differ.
+
+    A checkpoint may hold buffers that the module computes itself and would not save: those are left out.
+    """
+    own = dict(module.named_buffers()).keys() - module.state_dict().keys()
+    tensors = {name: tensor for name, tensor in tensors.items() if name not in own}
     try:
         module.load_state_dict(tensors, strict=True, assign=True)
     except RuntimeError as error:

@@ -1,5 +1,6 @@
-"""The Qwen2.5-Omni pipeline's declaration: preprocessing -> thinker -> [decode, talker]; talker -> token2wav. The
-thinker streams tokens to decode and its states to the talker, the talker streams codes to token2wav."""
+"""The Qwen2.5-Omni pipeline's declaration: preprocessing -> [media_encoder ->] thinker -> [decode, talker];
+talker -> token2wav. The thinker streams tokens to decode and its states to the talker, the talker streams codes to
+token2wav."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ _FAMILY = "omni_python.models.qwen2_5_omni"
 
 
 class Qwen25OmniPipelineConfig(PipelineConfig):
-    """Text in; text and speech out. Three processes, cheap stages together."""
+    """Text, audio and images in; text and speech out. Three processes, cheap stages together."""
 
     name: str | None = "qwen2_5_omni"
     terminal_stages_fn: str | None = f"{_FAMILY}.routing.active_terminals"
@@ -21,6 +22,14 @@ class Qwen25OmniPipelineConfig(PipelineConfig):
             name="preprocessing",
             process="front",
             factory=f"{_FAMILY}.stages.create_preprocessing",
+            next=["thinker", "media_encoder"],
+            route_fn=f"{_FAMILY}.routing.route_question",
+        ),
+        StageConfig(
+            name="media_encoder",
+            process="front",
+            factory=f"{_FAMILY}.stages.create_media_encoder",
+            factory_args={MEMORY_FRACTION: 0.05},
             next="thinker",
         ),
         StageConfig(

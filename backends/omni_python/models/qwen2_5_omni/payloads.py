@@ -12,14 +12,37 @@ from omni_python.proto.payload import Payload
 from omni_python.proto.sampling import SamplingParams
 
 
+class MediaFeatures(Payload):
+    """All media of one request in prompt order. `audio` are log-mel frames, float32 [mel bins, frames of all clips],
+    `audio_lengths` int64 [clips]; `image` are patches, float32 [patches, values], `image_grids` int64 [images, 3] of
+    (t, h, w) in patches."""
+
+    audio: torch.Tensor | None = None
+    audio_lengths: torch.Tensor | None = None
+    image: torch.Tensor | None = None
+    image_grids: torch.Tensor | None = None
+
+
+class MediaEmbeds(Payload):
+    """What the encoders made of them, each [tokens, H]."""
+
+    audio: torch.Tensor | None = None
+    image: torch.Tensor | None = None
+
+
 class Question(Payload):
-    """preprocessing -> thinker: `input_ids` int64 [P] and `position_ids` int64 [3, P] (time, height, width);
-    `rope_delta` is the position of the first answer token minus P."""
+    """preprocessing -> thinker, by way of the encoder where it has `features`, which puts `embeds` in their place.
+
+    `input_ids` int64 [P], with one placeholder for each media embedding, and `position_ids` int64 [3, P] (time, height,
+    width); `rope_delta` is the position of the first answer token minus P.
+    """
 
     input_ids: torch.Tensor
     position_ids: torch.Tensor
     rope_delta: int
     options: GenerationOptions
+    features: MediaFeatures | None = None
+    embeds: MediaEmbeds | None = None
 
 
 class HeardPrompt(Payload):

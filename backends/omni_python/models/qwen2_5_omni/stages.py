@@ -17,15 +17,17 @@ from omni_python.models.loading.kv_size import KVNeeds
 from omni_python.models.loading.placement import Dtype, placement
 from omni_python.models.loading.tokenizer import load_tokenizer
 from omni_python.models.qwen2_5_omni.architecture import decoder_config, model_config
+from omni_python.models.qwen2_5_omni.encoder import MediaEncoder
 from omni_python.models.qwen2_5_omni.preprocess import Preprocessor
 from omni_python.models.qwen2_5_omni.talker import TalkerTokens, load_talker, thinker_embeddings
 from omni_python.models.qwen2_5_omni.talker_runner import Qwen25TalkerRunner, SpeechStates
 from omni_python.models.qwen2_5_omni.thinker import load_thinker
-from omni_python.models.qwen2_5_omni.thinker_runner import Qwen25ThinkerRunner
+from omni_python.models.qwen2_5_omni.thinker_runner import MediaTokens, Qwen25ThinkerRunner
 from omni_python.models.qwen2_5_omni.token2wav import Token2WavScheduler, load_token2wav
 from omni_python.models.qwen2_5_omni.voices import load_voices
 from omni_python.models.text.decode import DecodeScheduler
 from omni_python.models.text.detokenizer import TokenBytes
+from omni_python.preprocessing.image import MAX_PIXELS
 from omni_python.preprocessing.media.loader import MediaLoader
 from omni_python.preprocessing.media.policy import MediaPolicy
 from omni_python.scheduling.base import Scheduler
@@ -37,10 +39,22 @@ from omni_python.scheduling.torch_scheduler import TorchScheduler
 L = TypeVar("L", bound=LoopScheduler)
 
 
-def create_preprocessing(model_path: str, workers: int = 1, media: dict[str, Any] | None = None) -> Scheduler:
-    """OmniRequest -> Question. `media`: a `MediaPolicy`."""
+def create_preprocessing(
+    model_path: str,
+    workers: int = 1,
+    media: dict[str, Any] | None = None,
+    audio_seconds: float = 300.0,
+    image_pixels: int = MAX_PIXELS,
+) -> Scheduler:
+    """OmniRequest -> Question. `media`: a `MediaPolicy`; `audio_seconds` and `image_pixels` bound one request."""
     loader = MediaLoader(MediaPolicy.of(media))
-    return fetching_first(SimpleScheduler(Preprocessor(model_path, loader), workers=workers), loader)
+    preprocessor = Preprocessor(model_path, loader, audio_seconds, image_pixels)
+    return fetching_first(SimpleScheduler(preprocessor, workers=workers), loader)
+
+
+def create_media_encoder(model_path: str, gpu_id: int | None = None, dtype: Dtype = "auto") -> SimpleScheduler:
+    """Question with features -> Question with embeddings."""
+    return SimpleScheduler(MediaEncoder(model_path, model_config(model_path), *placement(gpu_id, dtype)))
 
 
 def create_thinker(
@@ -64,7 +78,8 @@ def create_thinker(
     needs = KVNeeds("thinker", decoder_config(text), torch_dtype, *limits)
     tokens = needs.tokens(kv_tokens, memory, memory.held() if memory else 0)
     texts = TokenBytes(load_tokenizer(model_path))
-    runner = Qwen25ThinkerRunner(thinker, _ends(model_path, config), texts, decode_stage, talker_stage)
+    media = MediaTokens(config.thinker_config.audio_token_index, config.thinker_config.image_token_index)
+    runner = Qwen25ThinkerRunner(thinker, media, _ends(model_path, config), texts, decode_stage, talker_stage)
     return _on_own_stream(TorchScheduler(runner, max_running, tokens, prefill_tokens, name="thinker"), device, -1)
 
 

@@ -17,6 +17,14 @@ from omni_python.proto.errors import OmniError
 from omni_python.proto.work import IncomingMessage, OutgoingMessage
 
 
+@dataclass(frozen=True)
+class MediaTokens:
+    """Ids of the prompt's placeholders."""
+
+    audio: int
+    image: int
+
+
 @dataclass(kw_only=True, eq=False)
 class QuestionRequest(AnswerRequest):
     """`question` is kept until the prompt's step is emitted; `states` [n, H] are of the tokens that the newest step
@@ -32,6 +40,7 @@ class Qwen25ThinkerRunner(AnswerModelRunner[QuestionRequest]):
     def __init__(
         self,
         thinker: LanguageModel,
+        media: MediaTokens,
         eos_ids: Sequence[int],
         token_bytes: TokenBytes,
         decode_target: str = "decode",
@@ -39,6 +48,7 @@ class Qwen25ThinkerRunner(AnswerModelRunner[QuestionRequest]):
     ) -> None:
         super().__init__(eos_ids, token_bytes, decode_target)
         self._thinker = thinker
+        self._media = media
         self._talker_target = talker_target
         self._device = thinker.lm_head.weight.device
 
@@ -62,8 +72,20 @@ class Qwen25ThinkerRunner(AnswerModelRunner[QuestionRequest]):
     def prompt_input(self, row: QuestionRequest) -> PromptInput:
         if row.question is None:
             raise OmniError("a prompt is computed once")
-        embeds = self._thinker.model.embed_tokens(row.question.input_ids.to(self._device))
+        ids = row.question.input_ids
+        embeds = self._thinker.model.embed_tokens(ids.to(self._device))
+        if row.question.embeds is not None:
+            self._put(embeds, ids == self._media.audio, row.question.embeds.audio)
+            self._put(embeds, ids == self._media.image, row.question.embeds.image)
         return PromptInput(embeds, row.question.position_ids.to(self._device))
+
+    @staticmethod
+    def _put(embeds: torch.Tensor, places: torch.Tensor, media: torch.Tensor | None) -> None:
+        given = 0 if media is None else len(media)
+        if int(places.sum()) != given:
+            raise OmniError(f"the prompt has {int(places.sum())} placeholders for {given} embeddings")
+        if media is not None:
+            embeds[places.to(embeds.device)] = media.to(embeds)
 
     def decode_embeds(self, rows: Sequence[QuestionRequest]) -> torch.Tensor:
         ids = torch.tensor([row.generated[-1] for row in rows], device=self._device)
@@ -73,10 +95,17 @@ class Qwen25ThinkerRunner(AnswerModelRunner[QuestionRequest]):
         hidden, _ = self.through(self._thinker.model, batch)
         for row, start in zip(batch.rows, batch.starts, strict=True):
             if row.speech:
-                read = slice(start, start + (1 if row.computed else row.prompt_len))
-                row.states = hidden[read] + batch.embeds[read]
+                row.states = self._states(row, hidden, batch.embeds, start)
         last = hidden[batch.last]
         return last, self._thinker.lm_head(last)
+
+    def _states(self, row: QuestionRequest, hidden: torch.Tensor, embeds: torch.Tensor, start: int) -> torch.Tensor:
+        """Output and embedding added of the tokens that the row reads now; of media the output alone."""
+        if row.question is None:
+            return hidden[start : start + 1] + embeds[start : start + 1]
+        read = slice(start, start + row.prompt_len)
+        media = torch.isin(row.question.input_ids, torch.tensor([self._media.audio, self._media.image]))
+        return hidden[read] + embeds[read].masked_fill(media.to(embeds.device)[:, None], 0)
 
     def emit_speech(self, row: QuestionRequest) -> list[OutgoingMessage]:
         states, row.states = row.states, None

@@ -10,13 +10,13 @@ import msgspec
 import numpy as np
 import torch
 
+from omni_python.layers.rope_index import RopeIndex
 from omni_python.models.loading.checkpoint import CheckpointError, load_config
 from omni_python.models.qwen3_omni.features import AudioFeatures, Patcher, audio_tokens
 from omni_python.models.qwen3_omni.info import context, default_voice, voices
 from omni_python.models.qwen3_omni.limits import RequestLimits
 from omni_python.models.qwen3_omni.payloads import AudioInput, Preprocessed, Prompt, VisionInput
 from omni_python.models.qwen3_omni.prompt import PromptBuilder, VideoSpan
-from omni_python.models.qwen3_omni.rope import RopeIndex
 from omni_python.models.text.options import OptionReader, check_messages, default_sampling
 from omni_python.preprocessing.audio import decode_audio, resample
 from omni_python.preprocessing.image import decode_image
