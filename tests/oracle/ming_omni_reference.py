@@ -43,7 +43,8 @@ class Reference:
 
     def __init__(self, directory: Path) -> None:
         talker = directory / "talker"
-        self.llm: dict[str, Any] = _json(directory)["llm_config"]
+        self.config = _json(directory)
+        self.llm: dict[str, Any] = self.config["llm_config"]
         self.talker_config, self.talker_llm, self.vae_config = (
             _json(talker),
             _json(talker / "llm"),
@@ -55,8 +56,10 @@ class Reference:
 
     # ---- texts
 
-    def prompt(self, text: str, system: str = "你是一个友好的AI助手。") -> list[int]:
-        """Of one user's turn."""
+    def prompt(self, text: str, system: str = "你是一个友好的AI助手。", heard: int = 0) -> list[int]:
+        """Of one user's turn, that begins with a sound of so many embeddings."""
+        if heard:
+            text = "<audio>" + "<audioPatch>" * heard + "</audio>" + text
         turns = f"<role>SYSTEM</role>{system}\n\ndetailed thinking off<|role_end|><role>HUMAN</role>{text}<|role_end|>"
         ids: list[int] = self.tokenizer.encode(turns + "<role>ASSISTANT</role>").ids
         return ids
@@ -80,19 +83,24 @@ class Reference:
 
     # ---- the thinker
 
-    def answer(self, prompt: list[int], max_tokens: int) -> Choices:
-        """Greedy."""
+    def answer(self, prompt: list[int], max_tokens: int, heard: torch.Tensor | None = None) -> Choices:
+        """Greedy. `heard` [n, hidden] stand at the prompt's placeholders."""
         result = Choices()
         while True:
-            best = self.logits([*prompt, *result.tokens])[-1].topk(2)
+            best = self.logits([*prompt, *result.tokens], heard)[-1].topk(2)
             result.margin = min(result.margin, float(best.values[0] - best.values[1]))
             result.tokens.append(int(best.indices[0]))
             if result.tokens[-1] == self.llm["eos_token_id"] or len(result.tokens) == max_tokens:
                 return result
 
-    def logits(self, tokens: list[int]) -> torch.Tensor:
+    def logits(self, tokens: list[int], heard: torch.Tensor | None = None) -> torch.Tensor:
         w, c = self.thinker, self.llm
         x = w["model.model.word_embeddings.weight"][tokens]
+        gates = ["gate"] * len(tokens)
+        if heard is not None:
+            start = tokens.index(self.tokenizer.token_to_id("<audioPatch>"))
+            x[start : start + len(heard)] = heard
+            gates[start : start + len(heard)] = ["audio_gate"] * len(heard)
         for layer in range(c["num_hidden_layers"]):
             at = f"model.model.layers.{layer}."
             x = x + self._thinker_attention(at, _rms(x, w[at + "input_layernorm.weight"], c["rms_norm_eps"]))
@@ -100,7 +108,7 @@ class Reference:
             if layer < c["first_k_dense_replace"]:
                 x = x + _gated(w, at + "mlp.", normed)
             else:
-                x = x + self._experts(at + "mlp.", normed)
+                x = x + self._experts(at + "mlp.", normed, gates)
         return _rms(x, w["model.model.norm.weight"], c["rms_norm_eps"]) @ w["model.lm_head.weight"].T
 
     def _thinker_attention(self, at: str, x: torch.Tensor) -> torch.Tensor:
@@ -117,9 +125,9 @@ class Reference:
         )
         return _attended(query, key, value, len(x)) @ w[at + "attention.dense.weight"].T
 
-    def _experts(self, at: str, x: torch.Tensor) -> torch.Tensor:
+    def _experts(self, at: str, x: torch.Tensor, gates: list[str]) -> torch.Tensor:
         w = self.thinker
-        weights = torch.stack([self._routed(at, row) for row in x])
+        weights = torch.stack([self._routed(f"{at}{gate}.", row) for gate, row in zip(gates, x, strict=True)])
         out = _gated(w, at + "shared_experts.", x)
         for expert in range(weights.shape[1]):
             out = out + _gated(w, f"{at}experts.{expert}.", x) * weights[:, expert, None]
@@ -128,8 +136,8 @@ class Reference:
     def _routed(self, at: str, x: torch.Tensor) -> torch.Tensor:
         """The weight of each expert for one token, 0 for most."""
         c = self.llm
-        scores = (self.thinker[at + "gate.weight"] @ x).sigmoid()
-        biased = (scores + self.thinker[at + "gate.expert_bias"]).tolist()
+        scores = (self.thinker[at + "weight"] @ x).sigmoid()
+        biased = (scores + self.thinker[at + "expert_bias"]).tolist()
         size = c["num_experts"] // c["n_group"]
         quality = [sum(sorted(biased[g * size : (g + 1) * size])[-2:]) for g in range(c["n_group"])]
         groups = sorted(range(c["n_group"]), key=lambda g: -quality[g])[: c["topk_group"]]
@@ -138,6 +146,31 @@ class Reference:
         weights = torch.zeros_like(scores)
         weights[chosen] = scores[chosen] / scores[chosen].sum() * c["routed_scaling_factor"]
         return weights
+
+    def heard(self, samples: torch.Tensor) -> torch.Tensor:
+        """The thinker's embeddings of a sound [n] at 16 kHz."""
+        w, c = self.thinker, self.config["audio_config"]
+        whisper = c["whisper_encoder_config"]
+        x = _log_mel(samples.double(), whisper["n_mels"])
+        x = F.gelu(F.conv1d(x[None], w["audio.conv1.weight"], w["audio.conv1.bias"], padding=1))
+        x = F.gelu(F.conv1d(x, w["audio.conv2.weight"], w["audio.conv2.bias"], stride=2, padding=1))[0].T
+        x = x + w["audio.positional_embedding"][: len(x)]
+        for block in range(whisper["n_layer"]):
+            at = f"audio.blocks.{block}."
+            normed = _layer_norm(w, at + "attn_ln", x)
+            query, value = (_linear(w, f"{at}attn.{part}", normed) for part in ("query", "value"))
+            key = normed @ w[at + "attn.key.weight"].T
+            query, key, value = (part.view(len(x), whisper["n_head"], -1) for part in (query, key, value))
+            x = x + _linear(w, at + "attn.out", _attended(query, key, value, None))
+            wide = F.gelu(_linear(w, at + "mlp.0", _layer_norm(w, at + "mlp_ln", x)))
+            x = x + _linear(w, at + "mlp.2", wide)
+        x = _layer_norm(w, "audio.ln_post", x).T[None]
+        pad = c["ds_kernel_size"] // 2
+        x = F.conv1d(
+            x, w["linear_proj_audio.0.weight"], w["linear_proj_audio.0.bias"], stride=c["ds_stride"], padding=pad
+        )[0].T
+        x = _linear(w, "linear_proj_audio.3", F.gelu(x))
+        return x / x.norm(dim=1, keepdim=True)
 
     # ---- the talker
 
@@ -279,6 +312,27 @@ def _load(directory: Path) -> Weights:
 
 def _linear(weights: Weights, name: str, x: torch.Tensor) -> torch.Tensor:
     return x @ weights[name + ".weight"].T + weights[name + ".bias"]
+
+
+def _layer_norm(weights: Weights, name: str, x: torch.Tensor) -> torch.Tensor:
+    return F.layer_norm(x, x.shape[-1:], weights[name + ".weight"], weights[name + ".bias"], 1e-5)
+
+
+def _log_mel(samples: torch.Tensor, bins: int) -> torch.Tensor:
+    """As OpenAI's whisper: [bins, n // 160]."""
+    padded = F.pad(samples[None, None], (200, 200), mode="reflect")[0, 0]
+    frames = padded.unfold(0, 400, 160)[:-1] * torch.hann_window(400, dtype=torch.float64)
+    power = torch.fft.rfft(frames).abs() ** 2
+    mels = torch.linspace(0, 15 + 27 * math.log(8) / math.log(6.4), bins + 2, dtype=torch.float64)
+    edges = torch.where(mels < 15, mels * 200 / 3, 1000 * 6.4 ** ((mels - 15) / 27))
+    hertz = torch.arange(201).double() * 40
+    filters = torch.zeros(bins, 201, dtype=torch.float64)
+    for band in range(bins):
+        low, middle, high = edges[band : band + 3]
+        rising, falling = (hertz - low) / (middle - low), (high - hertz) / (high - middle)
+        filters[band] = torch.minimum(rising, falling).clamp(min=0) * 2 / (high - low)
+    logs = (power @ filters.T).clamp(min=1e-10).log10().T
+    return (torch.maximum(logs, logs.max() - 8) + 4) / 4
 
 
 def _gated(weights: Weights, at: str, x: torch.Tensor) -> torch.Tensor:

@@ -20,7 +20,8 @@ WHOLE = 1 << 30
 @dataclass(frozen=True)
 class ThinkerConfig:
     """BailingMoeV2. `decoder` tells nothing of experts: all layers but the first `dense_layers` have `routing` among
-    experts of `expert_intermediate`, and shared ones of `shared_intermediate`."""
+    experts of `expert_intermediate`, and shared ones of `shared_intermediate`. With `multi_router` tokens that stand
+    for sound have a router of their own."""
 
     decoder: DecoderConfig
     rotary_dim: int
@@ -28,10 +29,33 @@ class ThinkerConfig:
     tied: bool
     dense_layers: int
     routing: GroupedRouting
+    multi_router: bool
     expert_intermediate: int
     shared_intermediate: int
     end: int
     context: int
+
+
+@dataclass(frozen=True)
+class EncoderConfig:
+    """Whisper's encoder of at most `positions`, each of two frames, and a projection to `output` that convolves with
+    `kernel` and `stride` and has `depth` layers; `normed` to length 1."""
+
+    bins: int
+    positions: int
+    hidden: int
+    heads: int
+    layers: int
+    kernel: int
+    stride: int
+    depth: int
+    output: int
+    normed: bool
+
+    def tokens(self, frames: int) -> int:
+        """Embeddings of a clip of so many frames."""
+        heard = (frames - 1) // 2 + 1
+        return (heard + 2 * (self.kernel // 2) - self.kernel) // self.stride + 1
 
 
 @dataclass(frozen=True)
@@ -87,6 +111,28 @@ def thinker_config(directory: str | Path) -> ThinkerConfig:
         return _thinker(config["llm_config"])
     except KeyError as error:
         raise CheckpointError(f"{directory}: config.json has no {error} in its llm_config") from None
+
+
+def encoder_config(directory: str | Path) -> EncoderConfig:
+    """Raises `CheckpointError`."""
+    config = load_config(directory)
+    try:
+        audio, hidden = config["audio_config"], config["llm_config"]["hidden_size"]
+        whisper = audio["whisper_encoder_config"]
+        return EncoderConfig(
+            bins=whisper["n_mels"],
+            positions=whisper["n_ctx"],
+            hidden=whisper["n_state"],
+            heads=whisper["n_head"],
+            layers=whisper["n_layer"],
+            kernel=audio["ds_kernel_size"],
+            stride=audio["ds_stride"],
+            depth=config["mlp_depth"],
+            output=hidden,
+            normed=audio.get("norm_query_embeds", True),
+        )
+    except KeyError as error:
+        raise CheckpointError(f"{directory}: config.json has no {error} for its audio encoder") from None
 
 
 def talker_config(directory: str | Path) -> TalkerConfig:
@@ -161,6 +207,7 @@ def _thinker(config: Mapping[str, Any]) -> ThinkerConfig:
             groups_per_token=config["topk_group"],
             scale=config.get("routed_scaling_factor") or config["moe_router_topk_scaling_factor"],
         ),
+        multi_router=config.get("router_type") == "MultiRouter",
         expert_intermediate=expert,
         shared_intermediate=expert * (config.get("num_shared_experts") or 0),
         end=config["eos_token_id"],

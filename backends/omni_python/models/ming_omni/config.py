@@ -1,7 +1,8 @@
 """The Ming-Omni pipelines' declarations.
 
-preprocessing -> thinker -> [decode, segmenter]; segmenter -> talker -> audio_vae. The thinker streams tokens, the
-segmenter pieces of text, the talker latents. `image_generation` is declared and refused: see its factory.
+preprocessing -> [audio_encoder, mm_aggregate]; audio_encoder -> mm_aggregate -> thinker -> [decode, segmenter];
+segmenter -> talker -> audio_vae. The thinker streams tokens, the segmenter pieces of text, the talker latents.
+`image_generation` is declared and refused: see its factory.
 """
 
 from __future__ import annotations
@@ -14,7 +15,30 @@ _ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 """Several processes share the cores; threads of one fighting those of another cost more than they gain."""
 
 _PREPROCESSING = StageConfig(
-    name="preprocessing", process="front", factory=f"{_FAMILY}.stages.create_preprocessing", next="thinker"
+    name="preprocessing",
+    process="front",
+    factory=f"{_FAMILY}.stages.create_preprocessing",
+    next=["audio_encoder", "mm_aggregate"],
+    route_fn=f"{_FAMILY}.routing.route_read",
+    project_payload={
+        "audio_encoder": f"{_FAMILY}.routing.project_to_audio_encoder",
+        "mm_aggregate": f"{_FAMILY}.routing.project_to_aggregate",
+    },
+)
+_AUDIO_ENCODER = StageConfig(
+    name="audio_encoder",
+    process="front",
+    factory=f"{_FAMILY}.stages.create_audio_encoder",
+    next="mm_aggregate",
+)
+_AGGREGATE = StageConfig(
+    name="mm_aggregate",
+    process="front",
+    factory=f"{_FAMILY}.stages.create_aggregate",
+    wait_for=["preprocessing", "audio_encoder"],
+    wait_for_fn=f"{_FAMILY}.routing.active_sources",
+    merge_fn=f"{_FAMILY}.merge.merge_for_thinker",
+    next="thinker",
 )
 _DECODE = StageConfig(name="decode", process="front", factory=f"{_FAMILY}.stages.create_decode", terminal=True)
 _IMAGE_GENERATION = StageConfig(
@@ -23,7 +47,7 @@ _IMAGE_GENERATION = StageConfig(
 
 
 class MingOmniSpeechPipelineConfig(PipelineConfig):
-    """Text in; text and speech out. Three processes, cheap stages together."""
+    """Text and sound in; text and speech out. Three processes, cheap stages together."""
 
     name: str | None = "ming_omni"
     terminal_stages_fn: str | None = f"{_FAMILY}.routing.active_terminals"
@@ -31,6 +55,8 @@ class MingOmniSpeechPipelineConfig(PipelineConfig):
     env_defaults: dict[str, str] = _ONE_THREAD
     stages: list[StageConfig] = [
         _PREPROCESSING,
+        _AUDIO_ENCODER,
+        _AGGREGATE,
         StageConfig(
             name="thinker",
             process="thinker",
@@ -69,7 +95,7 @@ class MingOmniSpeechPipelineConfig(PipelineConfig):
 
 
 class MingOmniTextPipelineConfig(PipelineConfig):
-    """Text in; text out."""
+    """Text and sound in; text out."""
 
     name: str | None = "ming_omni_text"
     terminal_stages_fn: str | None = f"{_FAMILY}.routing.active_text_terminals"
@@ -77,6 +103,8 @@ class MingOmniTextPipelineConfig(PipelineConfig):
     env_defaults: dict[str, str] = _ONE_THREAD
     stages: list[StageConfig] = [
         _PREPROCESSING.model_copy(update={"factory_args": {"speech": False}}),
+        _AUDIO_ENCODER,
+        _AGGREGATE,
         StageConfig(
             name="thinker",
             process="thinker",

@@ -10,11 +10,41 @@ from omni_python.proto.payload import Payload
 from omni_python.proto.sampling import SamplingParams
 
 
+class Clips(Payload):
+    """preprocessing -> audio_encoder: log-mel spectra, float32 [bins, frames of all clips one after the other], and
+    `lengths` int64 [clips] in frames."""
+
+    features: torch.Tensor
+    lengths: torch.Tensor
+
+
 class ChatPrompt(Payload):
-    """preprocessing -> thinker: `input_ids` int64 [P]."""
+    """preprocessing -> mm_aggregate: `input_ids` int64 [P], with a placeholder for each embedding of a clip.
+    `has_clips` tells that the audio encoder will send them."""
 
     input_ids: torch.Tensor
     options: GenerationOptions
+    has_clips: bool = False
+
+
+class ReadRequest(Payload):
+    """Output of the preprocessing stage; each next stage is sent its own part."""
+
+    prompt: ChatPrompt
+    clips: Clips | None = None
+
+
+class ClipEmbeds(Payload):
+    """audio_encoder -> mm_aggregate: float32 [placeholders, H], in prompt order."""
+
+    embeds: torch.Tensor
+
+
+class ChatInput(Payload):
+    """mm_aggregate -> thinker: the prompt, and what is to stand at its placeholders."""
+
+    prompt: ChatPrompt
+    embeds: torch.Tensor | None = None
 
 
 class SpokenStart(DecodeStart):

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import tokenizers  # type: ignore[import-untyped]
 import torch
 
+from omni_python.models.loading.checkpoint import CheckpointError
 from omni_python.models.loading.tokenizer import load_tokenizer
-from omni_python.models.text.options import text_of
 from omni_python.proto.errors import InvalidArgument
-from omni_python.proto.request import Message
+from omni_python.proto.request import Message, TextPart
 
 _ROLES = {"system": "SYSTEM", "user": "HUMAN", "assistant": "ASSISTANT"}
 _TURN_END = "<|role_end|>"
@@ -29,29 +30,52 @@ _TALKER_AFTER = ("<|im_end|>\n", "<|im_start|>assistant\n", "<audio>")
 """The published talker's parts, each tokenized by itself."""
 
 
+CLIP = "<audioPatch>"
+"""Stands for one embedding of a clip, between `<audio>` and `</audio>`."""
+
+
 class ThinkerPrompt:
-    """Renders and tokenizes conversations."""
+    """Renders and tokenizes conversations. Raises `CheckpointError` for a tokenizer without `CLIP`."""
 
     def __init__(self, model_path: str | Path) -> None:
         self._tokenizer = load_tokenizer(model_path)
-        self._control = [
-            token.content for token in self._tokenizer.get_added_tokens_decoder().values() if token.special
-        ]
+        clip_token(model_path, self._tokenizer)
+        added = self._tokenizer.get_added_tokens_decoder().values()
+        self._control = [token.content for token in added if token.special]
 
-    def __call__(self, messages: Sequence[Message]) -> torch.Tensor:
-        """Token ids int64 [P], up to where the answer begins. Raises `InvalidArgument` for control tokens in texts."""
-        first, *others = messages if messages[0].role == "system" else (None, *messages)
-        system = DEFAULT_SYSTEM if first is None else self._checked(first)
-        turns = [_turn("system", system + _THINKING_OFF), *(_turn(m.role, self._checked(m)) for m in others if m)]
+    def __call__(self, messages: Sequence[Message], clips: Sequence[int] = ()) -> torch.Tensor:
+        """Token ids int64 [P], up to where the answer begins; `clips` are the embeddings of each sound, in order.
+
+        Raises `InvalidArgument` for control tokens in texts.
+        """
+        counts = iter(clips)
+        system = DEFAULT_SYSTEM
+        if messages[0].role == "system":
+            system, messages = self._content(messages[0], counts), messages[1:]
+        turns = [_turn("system", system + _THINKING_OFF)]
+        turns += [_turn(message.role, self._content(message, counts)) for message in messages]
         text = "".join(turns) + f"<role>{_ROLES['assistant']}</role>"
         return torch.tensor(self._tokenizer.encode(text, add_special_tokens=False).ids)
 
-    def _checked(self, message: Message) -> str:
-        text = text_of(message)
-        found = next((token for token in self._control if token in text), None)
-        if found is not None:
-            raise InvalidArgument(f"text must not contain the control token {found}")
-        return text
+    def _content(self, message: Message, clips: Iterator[int]) -> str:
+        parts = []
+        for part in message.content:
+            if isinstance(part, TextPart):
+                found = next((token for token in self._control if token in part.text), None)
+                if found is not None:
+                    raise InvalidArgument(f"text must not contain the control token {found}")
+                parts.append(part.text)
+            else:
+                parts.append(f"<audio>{CLIP * next(clips)}</audio>")
+        return "".join(parts)
+
+
+def clip_token(model_path: str | Path, tokenizer: tokenizers.Tokenizer | None = None) -> int:
+    """The id of `CLIP`. Raises `CheckpointError`."""
+    found = (tokenizer or load_tokenizer(model_path)).token_to_id(CLIP)
+    if found is None:
+        raise CheckpointError(f"{model_path}: the tokenizer has no {CLIP}")
+    return int(found)
 
 
 class TalkerPrompt:

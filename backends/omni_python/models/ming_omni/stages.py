@@ -6,14 +6,17 @@ from typing import Any, NoReturn, TypeVar
 
 import torch
 
+from omni_python.models.fetching import fetching_first
 from omni_python.models.loading.dummy import LoadFormat
 from omni_python.models.loading.kv_size import KVNeeds
 from omni_python.models.loading.placement import Dtype, placement
 from omni_python.models.loading.tokenizer import load_tokenizer
-from omni_python.models.ming_omni.architecture import talker_config, thinker_config, vae_config
+from omni_python.models.ming_omni.architecture import encoder_config, talker_config, thinker_config, vae_config
+from omni_python.models.ming_omni.audio_encoder import ClipEncoder, load_audio_encoder
 from omni_python.models.ming_omni.audio_vae import latents_ahead, load_audio_decoder, receptive_latents
+from omni_python.models.ming_omni.payloads import ChatInput
 from omni_python.models.ming_omni.preprocess import Preprocessor
-from omni_python.models.ming_omni.prompt import TalkerPrompt
+from omni_python.models.ming_omni.prompt import TalkerPrompt, clip_token
 from omni_python.models.ming_omni.segmenter import SegmenterScheduler
 from omni_python.models.ming_omni.talker import load_talker
 from omni_python.models.ming_omni.talker_runner import TalkerModelRunner
@@ -22,7 +25,10 @@ from omni_python.models.ming_omni.thinker_runner import ThinkerModelRunner
 from omni_python.models.ming_omni.vocoder import LatentVocoder
 from omni_python.models.text.decode import DecodeScheduler
 from omni_python.models.text.detokenizer import TokenBytes
+from omni_python.preprocessing.media.loader import MediaLoader
+from omni_python.preprocessing.media.policy import MediaPolicy
 from omni_python.proto.errors import Unsupported
+from omni_python.scheduling.base import Scheduler
 from omni_python.scheduling.code2wav import Code2WavScheduler
 from omni_python.scheduling.device_memory import stage_memory
 from omni_python.scheduling.loop import LoopScheduler
@@ -32,9 +38,38 @@ from omni_python.scheduling.torch_scheduler import TorchScheduler
 L = TypeVar("L", bound=LoopScheduler)
 
 
-def create_preprocessing(model_path: str, speech: bool = True, workers: int = 1) -> SimpleScheduler:
-    """OmniRequest -> ChatPrompt. `speech`: whether the pipeline has the speech stages."""
-    return SimpleScheduler(Preprocessor(model_path, speech), workers=workers)
+def create_preprocessing(
+    model_path: str,
+    speech: bool = True,
+    workers: int = 1,
+    media: dict[str, Any] | None = None,
+    audio_seconds: float = 300.0,
+) -> Scheduler:
+    """OmniRequest -> ReadRequest. `speech`: whether the pipeline has the speech stages; `media`: a `MediaPolicy`."""
+    loader = MediaLoader(MediaPolicy.of(media))
+    compute = SimpleScheduler(Preprocessor(model_path, speech, loader, audio_seconds), workers=workers)
+    return fetching_first(compute, loader)
+
+
+def create_audio_encoder(
+    model_path: str,
+    gpu_id: int | None = None,
+    load_format: LoadFormat = "auto",
+    dtype: Dtype = "auto",
+) -> SimpleScheduler:
+    """Clips -> ClipEmbeds."""
+    torch_dtype, device = placement(gpu_id, dtype)
+    encoder = load_audio_encoder(model_path, encoder_config(model_path), torch_dtype, device, load_format)
+    return SimpleScheduler(ClipEncoder(encoder))
+
+
+def create_aggregate() -> SimpleScheduler:
+    """ChatInput -> the same: the work is the merge before it."""
+
+    def compute(merged: ChatInput) -> ChatInput:
+        return merged
+
+    return SimpleScheduler(compute)
 
 
 def create_thinker(
@@ -49,7 +84,7 @@ def create_thinker(
     dtype: Dtype = "auto",
     total_gpu_memory_fraction: float | None = None,
 ) -> TorchScheduler[Any]:
-    """ChatPrompt -> ThinkerResult, tokens streamed. `speech_stage` None for a pipeline that answers in text alone.
+    """ChatInput -> ThinkerResult, tokens streamed. `speech_stage` None for a pipeline that answers in text alone.
     `kv_tokens` None takes as much KV cache as fits into the stage's share of its GPU's memory; without a share, or on
     the CPU, a default."""
     config = thinker_config(model_path)
@@ -59,7 +94,7 @@ def create_thinker(
     needs = KVNeeds("thinker", config.decoder, torch_dtype, config.context, max_running, prefill_tokens, 65536)
     tokens = needs.tokens(kv_tokens, memory, memory.held() if memory else 0)
     texts = TokenBytes(load_tokenizer(model_path))
-    runner = ThinkerModelRunner(thinker, config.end, texts, decode_stage, speech_stage)
+    runner = ThinkerModelRunner(thinker, config.end, clip_token(model_path), texts, decode_stage, speech_stage)
     return _on_own_stream(TorchScheduler(runner, max_running, tokens, prefill_tokens, name="thinker"), device, -1)
 
 

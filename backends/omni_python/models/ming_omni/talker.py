@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from omni_python.layers.decoder import Decoder, DecoderConfig
+from omni_python.layers.language_model import TextDecoder
 from omni_python.models.loading.checkpoint import read_tensors
 from omni_python.models.loading.dummy import LoadFormat, draw_weights, is_dummy
 from omni_python.models.loading.modules import assign, on_meta
@@ -15,14 +15,6 @@ from omni_python.models.ming_omni.architecture import TalkerConfig
 from omni_python.models.ming_omni.flow import Aggregator, DirectionModel, FlowMatching
 
 _BUFFERS = "rotary_embed.inv_freq"
-
-
-class SpeechDecoder(Decoder):
-    """A decoder with its token embedding."""
-
-    def __init__(self, config: DecoderConfig, vocab: int) -> None:
-        super().__init__(config)
-        self.embed_tokens = nn.Embedding(vocab, config.hidden)
 
 
 class Talker(nn.Module):
@@ -33,7 +25,7 @@ class Talker(nn.Module):
         super().__init__()
         self.config = config
         hidden = config.decoder.hidden
-        self.model = SpeechDecoder(config.decoder, config.vocab)
+        self.model = TextDecoder(config.decoder, config.vocab)
         direction = DirectionModel(config.flow, config.latent, hidden)
         self.cfm = FlowMatching(direction, config.steps, config.guidance)
         self.aggregator = Aggregator(config.aggregator, config.latent, hidden)

@@ -7,8 +7,10 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from omni_python.layers.decoder import Decoder, DecoderLayer
-from omni_python.layers.grouped_moe import GroupedMoE
+from omni_python.layers.decoder import DecoderLayer
+from omni_python.layers.grouped_moe import GroupedMoE, GroupedRouter
+from omni_python.layers.kv_cache import AttentionPlan, PagedKVCache
+from omni_python.layers.language_model import TextDecoder
 from omni_python.layers.partial_rotary import PartialRotary, reordered
 from omni_python.models.loading.checkpoint import read_tensors
 from omni_python.models.loading.dummy import LoadFormat, draw_weights, is_dummy
@@ -16,8 +18,8 @@ from omni_python.models.loading.experts import fuse_experts
 from omni_python.models.loading.modules import assign, on_meta
 from omni_python.models.ming_omni.architecture import ThinkerConfig
 
-_MEDIA_GATES = (".mlp.image_gate.", ".mlp.audio_gate.")
-"""Routers of tokens that stand for media (MultiRouter), of which no prompt here has any."""
+_UNUSED = ".mlp.image_gate."
+"""The router of tokens that stand for pictures, of which no prompt here has any."""
 
 _NAMES = {
     ".attention.dense.": ".self_attn.o_proj.",
@@ -25,24 +27,71 @@ _NAMES = {
     ".attention.key_layernorm.": ".self_attn.k_norm.",
     ".attention.q_norm.": ".self_attn.q_norm.",
     ".attention.k_norm.": ".self_attn.k_norm.",
-    ".mlp.gate.expert_bias": ".mlp.expert_bias",
     "word_embeddings.": "embed_tokens.",
 }
 
 
-class ThinkerDecoder(Decoder):
-    """A decoder with its token embedding, mixtures of experts after the first layers, and heads turned in part."""
+class MultiRouterMoE(GroupedMoE):
+    """Tokens that stand for sound are routed by `audio_gate`."""
 
     def __init__(self, config: ThinkerConfig) -> None:
-        super().__init__(config.decoder)
-        decoder = config.decoder
-        self.embed_tokens = nn.Embedding(config.vocab, decoder.hidden)
-        self.rotary = PartialRotary(decoder.head_dim, config.rotary_dim, decoder.rope_theta)
-        for index, layer in enumerate(self.layers):
-            if index >= config.dense_layers and isinstance(layer, DecoderLayer):
-                layer.mlp = GroupedMoE(
-                    decoder.hidden, config.expert_intermediate, config.routing, config.shared_intermediate
-                )
+        hidden = config.decoder.hidden
+        super().__init__(hidden, config.expert_intermediate, config.routing, config.shared_intermediate)
+        self.audio_gate = GroupedRouter(hidden, config.routing) if config.multi_router else self.gate
+
+    def forward(self, x: torch.Tensor, heard: torch.Tensor | None = None) -> torch.Tensor:
+        """`heard` bool [tokens]: which of them stand for sound; None where none does."""
+        weights, chosen = self.gate(x)
+        if heard is not None:
+            others = self.audio_gate(x)
+            weights, chosen = (
+                torch.where(heard[:, None], *pair) for pair in zip(others, (weights, chosen), strict=True)
+            )
+        return self.mixed(x, weights, chosen)
+
+
+class ThinkerLayer(DecoderLayer):
+    def __init__(self, config: ThinkerConfig, index: int) -> None:
+        super().__init__(config.decoder, index)
+        if index >= config.dense_layers:
+            self.mlp = MultiRouterMoE(config)
+
+    def read(
+        self,
+        x: torch.Tensor,
+        angles: tuple[torch.Tensor, torch.Tensor],
+        cache: PagedKVCache,
+        plan: AttentionPlan,
+        heard: torch.Tensor | None,
+    ) -> torch.Tensor:
+        x = x + self.self_attn(self.input_layernorm(x), angles, cache, plan)
+        normed = self.post_attention_layernorm(x)
+        return x + (self.mlp(normed, heard) if isinstance(self.mlp, MultiRouterMoE) else self.mlp(normed))
+
+
+class ThinkerDecoder(TextDecoder):
+    """Mixtures of experts after the first layers, and heads turned in part."""
+
+    def __init__(self, config: ThinkerConfig) -> None:
+        super().__init__(config.decoder, config.vocab)
+        self.layers = nn.ModuleList(ThinkerLayer(config, index) for index in range(config.decoder.layers))
+        self.rotary = PartialRotary(config.decoder.head_dim, config.rotary_dim, config.decoder.rope_theta)
+
+    def read(
+        self,
+        embeds: torch.Tensor,
+        positions: torch.Tensor,
+        cache: PagedKVCache,
+        plan: AttentionPlan,
+        heard: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """`embeds` [tokens, hidden], `positions` [3, tokens], `heard` as for `MultiRouterMoE` -> the normed output."""
+        angles = self.rotary(positions, embeds.dtype)
+        x = embeds
+        for layer in self.layers:
+            assert isinstance(layer, ThinkerLayer)
+            x = layer.read(x, angles, cache, plan, heard)
+        return self.norm(x)
 
 
 class Thinker(nn.Module):
@@ -62,7 +111,7 @@ def load_thinker(
         return draw_weights(thinker, dtype, device)
     tensors: dict[str, torch.Tensor] = {}
     for name, tensor in read_tensors(path, "model.", dtype, device).items():
-        if not any(gate in name for gate in _MEDIA_GATES):
+        if _UNUSED not in name:
             tensors |= _renamed(name, tensor, config)
     if config.tied and "model.embed_tokens.weight" in tensors:
         tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"]

@@ -1,9 +1,9 @@
 """A tiny Ming-Omni checkpoint with random weights, the same on every machine, in the published checkpoint's format.
 
 It has every part that the pipelines read, and the parts of the AudioVAE and the routers that they do not read yet; of
-the encoders and the image generation it has nothing. Constants that shape the stream are the published ones: 44.1 kHz,
-882 samples a frame, 4 frames a latent, 4 latents a step with 32 before them, 10 steps of the flow. Weights come from
-numpy's PCG64, one stream a tensor, seeded by the tensor's name.
+the vision encoder and the image generation it has nothing. Constants that shape the stream are the published ones:
+44.1 kHz, 882 samples a frame, 4 frames a latent, 4 latents a step with 32 before them, 10 steps of the flow. Weights
+come from numpy's PCG64, one stream a tensor, seeded by the tensor's name.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import numpy as np
 import torch
 
 from omni_python.models.loading.byte_tokenizer import BYTES, byte_tokenizer
+from omni_python.models.loading.tiny import named_noise
 from omni_python.models.ming_omni.architecture import MODEL_TYPE
 
 HEAD_SCALE = 3.0
@@ -62,7 +63,7 @@ def build(out: str | Path, seed: int = 0) -> str:
     talker, llm, vae = out / "talker", out / "talker" / "llm", out / "talker" / "vae"
     digest = hashlib.sha256()
     for folder, config, shapes in (
-        (out, tiny_config(), thinker_shapes(tiny_config()["llm_config"])),
+        (out, tiny_config(), {**thinker_shapes(tiny_config()["llm_config"]), **encoder_shapes(tiny_config())}),
         (talker, tiny_talker(), talker_shapes(tiny_talker(), tiny_llm())),
         (llm, tiny_llm(), {}),
         (vae, tiny_vae(), vae_shapes(tiny_vae())),
@@ -85,6 +86,12 @@ def tiny_config() -> dict[str, Any]:
         "architectures": ["BailingMM2NativeForConditionalGeneration"],
         "model_type": MODEL_TYPE,
         "mlp_depth": 2,
+        "audio_config": {
+            "ds_kernel_size": 3,
+            "ds_stride": 2,
+            "norm_query_embeds": True,
+            "whisper_encoder_config": {"n_ctx": 1500, "n_head": 4, "n_layer": 2, "n_mels": 128, "n_state": 64},
+        },
         "llm_config": {
             "eos_token_id": BYTES + _SPECIAL.index("<|role_end|>"),
             "first_k_dense_replace": 1,
@@ -184,6 +191,38 @@ def thinker_shapes(llm: Mapping[str, Any]) -> Shapes:
         for expert in range(llm["num_experts"]):
             shapes |= _gated(f"{at}mlp.experts.{expert}.", hidden, wide)
         shapes |= _gated(f"{at}mlp.shared_experts.", hidden, wide * llm["num_shared_experts"])
+    return shapes
+
+
+def encoder_shapes(config: Mapping[str, Any]) -> Shapes:
+    """Names and shapes of the audio encoder's tensors in a published checkpoint with this config.json."""
+    audio, out = config["audio_config"], config["llm_config"]["hidden_size"]
+    whisper = audio["whisper_encoder_config"]
+    size = whisper["n_state"]
+    shapes: Shapes = {
+        "audio.conv1.weight": (size, whisper["n_mels"], 3),
+        "audio.conv1.bias": (size,),
+        "audio.conv2.weight": (size, size, 3),
+        "audio.conv2.bias": (size,),
+        "audio.positional_embedding": (whisper["n_ctx"], size),
+        "audio.ln_post.weight": (size,),
+        "audio.ln_post.bias": (size,),
+        "linear_proj_audio.0.weight": (out, size, audio["ds_kernel_size"]),
+        "linear_proj_audio.0.bias": (out,),
+    }
+    for layer in range(1, config["mlp_depth"]):
+        at = f"linear_proj_audio.{2 * layer + 1}."
+        shapes |= {f"{at}weight": (out, out), f"{at}bias": (out,)}
+    for block in range(whisper["n_layer"]):
+        at = f"audio.blocks.{block}."
+        for name in ("query", "key", "value", "out"):
+            shapes[f"{at}attn.{name}.weight"] = (size, size)
+            if name != "key":
+                shapes[f"{at}attn.{name}.bias"] = (size,)
+        for norm in ("attn_ln", "mlp_ln"):
+            shapes |= {f"{at}{norm}.weight": (size,), f"{at}{norm}.bias": (size,)}
+        shapes |= {f"{at}mlp.0.weight": (4 * size, size), f"{at}mlp.0.bias": (4 * size,)}
+        shapes |= {f"{at}mlp.2.weight": (size, 4 * size), f"{at}mlp.2.bias": (size,)}
     return shapes
 
 
@@ -307,8 +346,7 @@ def _random(name: str, shape: tuple[int, ...], seed: int) -> np.ndarray:
         return np.sin(np.pi * np.arange(shape[0]) / shape[0]).astype(np.float32) ** 2
     if name.endswith("inv_freq"):
         return (10000.0 ** -(np.arange(shape[0]) / shape[0])).astype(np.float32)
-    digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
-    noise = np.random.Generator(np.random.PCG64(int.from_bytes(digest[:8], "little"))).standard_normal(shape)
+    noise = named_noise(name, shape, seed)
     if name.endswith("bias"):
         values = 0.1 * noise
     elif len(shape) == 1:  # norms
@@ -316,7 +354,7 @@ def _random(name: str, shape: tuple[int, ...], seed: int) -> np.ndarray:
     elif "embed" in name and "embedder" not in name:
         values = noise
     else:
-        values = noise / math.sqrt(shape[-1])
+        values = noise / math.sqrt(math.prod(shape[1:]))
         if "lm_head" in name or "stop_head" in name:
             values *= HEAD_SCALE
     return values.astype(np.float32)
