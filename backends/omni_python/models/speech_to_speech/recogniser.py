@@ -49,7 +49,7 @@ class Recogniser:
         dtype: torch.dtype = torch.float32,
         device: str = "cpu",
         window_s: float = 25.0,
-        margin_s: float = 30.0,
+        margin_s: float = 10.0,
     ) -> None:
         self._model = load_whisper(path, dtype, device)
         self._tokenizer = load_tokenizer(path)

@@ -41,7 +41,7 @@ def create_recogniser(
     gpu_id: int | None = None,
     threads: int = 0,
     window_seconds: float = 25.0,
-    silence_seconds: float = 30.0,
+    silence_seconds: float = 10.0,
     dtype: Dtype = "auto",
 ) -> HearingScheduler:
     """Utterance -> Words, Heard. 0 `threads` are as many as cores, whatever OMP_NUM_THREADS says: this process computes
