@@ -11,6 +11,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
+
 from omni_python.config.topology import resolve_topology
 from omni_python.glue.context import ModelContext
 from omni_python.glue.metrics import MetricsWriter
@@ -77,7 +79,7 @@ class Orchestrator:
                 if not self._coordinator.check_room() and sender.is_cancelled():
                     raise Cancelled("the client had left before the request was read")
                 tensors = {name: tensor.as_numpy() for name, tensor in inputs.items()}
-                parsed = parse_request(tensors, json.loads(request.parameters() or "{}"))
+                parsed = parse_request(tensors, msgspec.json.decode(request.parameters() or "{}"))
                 record = self._record_order(parsed) if parsed.record else None
                 sink = TritonSink(sender, parsed, self._recordings(record))
                 if parsed.request.stream:

@@ -221,8 +221,18 @@ class Coordinator:
         if was_dozing:
             self._members.wake()
         if starts:
-            self._submissions.put(record)
+            self._start(record, request.has_media)
         return request_id
+
+    def _start(self, request: _Request, has_media: bool) -> None:
+        """Submit, on another thread where that may have to wait: for processes, or for room in the relay. Else waking
+        one costs more than it spares."""
+        may_wait = has_media or self._members.refusal(request.processes) is not None
+        route = None if may_wait else self._registry.choose(request.processes, 0.0)
+        if route is None:
+            self._submissions.put(request)
+        else:
+            self._submit_safely(request, route)
 
     def drain(self, end: bool = False) -> None:
         """Admit nothing more: the server is to be stopped once what is in flight has ended. `end` fails that now."""
@@ -254,22 +264,20 @@ class Coordinator:
         request.trace = RequestTrace(request.id, self.spec.name, self.spec.entry_stage, host, wish)
         request.sink = TracedSink(request.sink, request.trace, request.stream, self.traces.end)
 
-    # -- submit threads
+    # -- submit threads, or at once where nothing has to be waited for
 
-    def _submit_safely(self, request: _Request) -> None:
+    def _submit_safely(self, request: _Request, route: Route | None = None) -> None:
         try:
-            self._submit(request)
+            self._submit(request, route)
         except Exception as error:
             if not isinstance(error, OmniError):
                 log.error("request %s could not be submitted", request.id, exc_info=error)
             self._end(request, RequestState.FAILED, OmniError.of(error))
 
-    def _submit(self, request: _Request) -> None:
+    def _submit(self, request: _Request, route: Route | None) -> None:
         if request.trace is not None:
             request.trace.begins()
-        if (refusal := self._members.refusal(request.processes)) is not None:
-            raise refusal
-        payload = self._assign(request)
+        payload = self._assign(request, self._choose(request) if route is None else route)
         if payload is None:
             return
         entry = self._registry.runs(request.route, self.spec.entry_stage)
@@ -297,12 +305,18 @@ class Coordinator:
         with self._lock:
             self.edges.sent(CLIENT, self.spec.entry_stage, envelope)
 
-    def _assign(self, request: _Request) -> OmniRequest | None:
-        """Choose the replicas that serve a request, and take its payload; None if it is over already."""
+    def _choose(self, request: _Request) -> Route:
+        """The replicas that are to serve a request; waits for those that are not there."""
+        if (refusal := self._members.refusal(request.processes)) is not None:
+            raise refusal
         route = self._registry.choose(request.processes, self.limits.grace)
         if route is None:
             missing = ", ".join(self._registry.missing(request.processes)) or "none, but not all know of the others"
             raise Unavailable(f"processes of pipeline {self.spec.name} that are not running: {missing}")
+        return route
+
+    def _assign(self, request: _Request, route: Route) -> OmniRequest | None:
+        """Let these replicas serve a request, and take its payload; None if it is over already."""
         with self._lock:
             payload, request.payload = request.payload, None
             if request.state is RequestState.PENDING and payload is not None:
@@ -420,8 +434,9 @@ class Coordinator:
                 self._answers.relieve()
 
     def _check_clients(self) -> None:
-        if not self._to_look_at:
-            self._to_look_at.extend(list(self._requests.values()))
+        if not self._to_look_at:  # many are served before their first look
+            old = time.monotonic() - CANCEL_POLL
+            self._to_look_at.extend(request for request in list(self._requests.values()) if request.admitted <= old)
         for _ in range(min(LOOKS, len(self._to_look_at))):
             request = self._to_look_at.popleft()
             if request.id in self._requests and request.sink.is_cancelled():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from omni_python.config.topology import replica_name
 from omni_python.proto.errors import OmniError
@@ -21,6 +21,7 @@ class PipelineSpec:
     replicas: Mapping[str, int]
     feeders: Mapping[str, frozenset[str]]
     terminal_stages_fn: Callable[[OmniRequest], Collection[str] | None] | None = None
+    _needed: dict[frozenset[str], frozenset[str]] = field(default_factory=dict, repr=False, compare=False)
 
     def replica_name(self, process: str, replica: int) -> str:
         return replica_name(process, replica, self.replicas[process])
@@ -44,10 +45,14 @@ class PipelineSpec:
         needed = frozenset().union(*(self.feeders[terminal] for terminal in terminals))
         return tuple(stage for stages in self.stages.values() for stage in stages if stage not in needed)
 
-    def needed_processes(self, terminals: Collection[str]) -> frozenset[str]:
+    def needed_processes(self, terminals: frozenset[str]) -> frozenset[str]:
         """The processes that a request with these terminals may touch."""
-        needed = frozenset().union(*(self.feeders[terminal] for terminal in terminals))
-        return frozenset(process for process, stages in self.stages.items() if needed.intersection(stages))
+        processes = self._needed.get(terminals)
+        if processes is None:
+            needed = frozenset().union(*(self.feeders[terminal] for terminal in terminals))
+            touched = (process for process, stages in self.stages.items() if needed.intersection(stages))
+            processes = self._needed[terminals] = frozenset(touched)
+        return processes
 
 
 @dataclass(frozen=True)

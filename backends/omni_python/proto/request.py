@@ -72,3 +72,7 @@ class OmniRequest(Payload):
     sampling: dict[str, Any] = {}
     stream: bool = False
     echo: bool = False
+
+    @property
+    def has_media(self) -> bool:
+        return any(not isinstance(part, TextPart) for message in self.messages for part in message.content)
