@@ -104,7 +104,7 @@ def _as_json(path: Path, result: PipelineConfig | ConfigError) -> dict[str, Any]
     models = [
         {
             "name": group.triton_model,
-            "host": group.host or None,
+            **({"host": group.host} if group.host else {}),
             "stages": list(group.stages),
             "replica_gpus": [list(gpus) for gpus in group.replica_gpus],
         }
