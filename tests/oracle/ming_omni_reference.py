@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import wave
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,7 @@ class Reference:
         )
         self.thinker, self.talker, self.vae = _load(directory), _load(talker), _load(talker / "vae")
         self.tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
+        self.directory = talker
         self.talker_tokenizer = Tokenizer.from_file(str(talker / "llm" / "tokenizer.json"))
 
     # ---- texts
@@ -68,16 +70,19 @@ class Reference:
         text: str = self.tokenizer.decode(tokens, skip_special_tokens=True)
         return text
 
-    def talker_prompt(self, text: str) -> list[int]:
+    def talker_prompt(self, text: str, voice: str = "", patches: int = 0) -> list[int]:
+        """After the words of a voice, and with as many placeholders as its sound has patches."""
         parts = (
             "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n",
             "<|im_start|>user\n",
             "Please generate speech based on the following description.\n",
             " Text input:\n",
+            voice,
             text,
             "<|im_end|>\n",
             "<|im_start|>assistant\n",
             "<audio>",
+            *["<audioPatch>"] * patches,
         )
         return [token for part in parts for token in self.talker_tokenizer.encode(part).ids]
 
@@ -175,13 +180,19 @@ class Reference:
     # ---- the talker
 
     def speak(
-        self, prompts: list[list[int]], seed: int, max_steps: int, temperature: float = 0.0, may_stop: bool = True
+        self,
+        prompts: list[list[int]],
+        seed: int,
+        max_steps: int,
+        temperature: float = 0.0,
+        may_stop: bool = True,
+        voice: torch.Tensor | None = None,
     ) -> Spoken:
-        """Each piece's prompt by itself, with one stream of noise for all."""
+        """Each piece's prompt by itself, with one stream of noise for all; `voice` [n, latent] is spoken before."""
         noise = torch.Generator().manual_seed(seed)
         spoken = Spoken()
         for prompt in prompts:
-            latents, stopped = self._piece(prompt, noise, max_steps, temperature, may_stop, spoken)
+            latents, stopped = self._piece(prompt, noise, max_steps, temperature, may_stop, spoken, voice)
             spoken.pieces.append(latents)
             spoken.stopped &= stopped
         return spoken
@@ -194,11 +205,16 @@ class Reference:
         temperature: float,
         may_stop: bool,
         spoken: Spoken,
+        voice: torch.Tensor | None,
     ) -> tuple[torch.Tensor, bool]:
         c, w = self.talker_config, self.talker
         patch, latent = c["patch_size"], c["flowmodel"]["in_channels"]
         history = torch.zeros(c["history_patch_size"], latent, dtype=torch.float64)
         x = w["model.embed_tokens.weight"][prompt]
+        if voice is not None:
+            history = torch.cat((history, voice))[-len(history) :]
+            said = torch.stack([self._aggregated(part) for part in voice.split(patch)])
+            x = torch.cat((x[: -len(said)], said))
         patches: list[torch.Tensor] = []
         while len(patches) < max_steps:
             hidden = _qwen2(w, "model.", self.talker_llm, x)[-1]
@@ -266,6 +282,28 @@ class Reference:
         return _linear(w, at + "final_layer.linear", _rms(x, w[at + "final_layer.norm_final.weight"], 1e-6))
 
     # ---- the AudioVAE
+
+    def voice(self, name: str) -> tuple[str, torch.Tensor]:
+        """Its words, and the latents of its sound, drawn with the noise of seed 0."""
+        told = json.loads((self.directory / "data" / "voice_name.json").read_text())[name]
+        with wave.open(str(self.directory / told["prompt_wav_path"])) as file:
+            assert file.getframerate() == self.vae_config["sample_rate"]
+            samples = torch.frombuffer(bytearray(file.readframes(file.getnframes())), dtype=torch.int16) / 32768
+        config, w = self.vae_config["enc_kwargs"], self.vae
+        group, size, latent = self.vae_config["patch_size"], config["hop_size"], config["latent_dim"]
+        whole = group * self.talker_config["patch_size"]
+        samples = F.pad(samples.double(), (-len(samples) % (whole * size), 0))
+        frames = samples.view(-1, size) @ w["encoder.fc1.weight"].T
+        window = config["backbone"]["sliding_window"]
+        x = _qwen2(w, "encoder.encoder.", config["backbone"], _linear(w, "encoder.fc2", frames), window)
+        rows = []
+        for part in x.split(group):
+            rows += [*part, w["encoder.cls_embed"][0, 0]]
+        backbone = {**config["backbone"], "num_hidden_layers": 4}
+        x = _qwen2(w, "encoder.aggregator.", backbone, torch.stack(rows), window)[group :: group + 1]
+        mean, scale = _linear(w, "encoder.fc3", x).split(latent, dim=1)
+        noise = torch.randn(len(x), latent, generator=torch.Generator().manual_seed(0)).double()
+        return told["prompt_text"], mean + (F.softplus(scale) + 1e-4) * noise
 
     def waveform(self, pieces: list[torch.Tensor]) -> torch.Tensor:
         return torch.cat([self._decoded(latents) for latents in pieces]) if pieces else torch.zeros(0)

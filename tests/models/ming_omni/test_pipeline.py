@@ -37,6 +37,7 @@ class Ask:
     modalities: tuple[str, ...] | None = None
     thinker: float = 0.0
     heard: int = 0
+    voice: str | None = "default"
 
     @property
     def request(self) -> OmniRequest:
@@ -47,7 +48,7 @@ class Ask:
         content: list[ContentPart] = [TextPart(self.text)]
         if self.heard:
             content.insert(0, AudioPart(samples=sound(self.heard), sample_rate=16000))
-        return OmniRequest([Message("user", content)], modalities, None, sampling, self.stream)
+        return OmniRequest([Message("user", content)], modalities, self.voice, sampling, self.stream)
 
 
 def sound(samples: int) -> np.ndarray:
@@ -103,22 +104,26 @@ def pieces(text: str) -> list[str]:
 CASES = [
     (Ask("How are you?", talker=20, seed=2), 1, "stop"),
     (Ask("Name a fish.", tokens=60, talker=9, seed=5, temperature=0.8), 3, "length"),
+    (Ask("How are you?", talker=7, seed=3, voice=None), 1, "stop"),
 ]
 
 
-@pytest.mark.parametrize(("ask", "count", "reason"), CASES, ids=["short", "long"])
+@pytest.mark.parametrize(("ask", "count", "reason"), CASES, ids=["short", "long", "voice"])
 def test_answers_are_the_plain_models(
     pipeline: Pipeline, ming_reference: Reference, ask: Ask, count: int, reason: str
 ) -> None:
-    """One piece that ends by itself, and three, the flow of which draws noise in its steps too."""
+    """One piece that ends by itself; three, the flow of which draws noise in its steps too; and the voice that speaks
+    where none is asked for."""
     (answer,) = answers(pipeline, ask)
     expected = ming_reference.answer(ming_reference.prompt(ask.text), ask.tokens)
     assert expected.margin > 1e-3, "too close to call in float32; take another text"
     assert answer.text == ming_reference.text(expected.tokens)
     assert (answer.end.num_output_tokens, answer.end.finish_reason) == (len(expected.tokens), reason)
-    prompts = [ming_reference.talker_prompt(piece) for piece in pieces(answer.text)]
+    words, voice = ("", None) if ask.voice else ming_reference.voice("DB30")
+    patches = 0 if voice is None else len(voice) // 4
+    prompts = [ming_reference.talker_prompt(piece, words, patches) for piece in pieces(answer.text)]
     assert len(prompts) == count
-    spoken = ming_reference.speak(prompts, ask.seed, ask.talker, ask.temperature)
+    spoken = ming_reference.speak(prompts, ask.seed, ask.talker, ask.temperature, voice=voice)
     assert spoken.margin > 1e-3, "too close to call in float32; take another seed"
     wave = ming_reference.waveform(spoken.pieces).numpy()
     assert answer.samples.shape == wave.shape
@@ -133,7 +138,7 @@ def test_mixed_requests_at_once_are_those_alone(pipeline: Pipeline) -> None:
         replace(spoken, stream=False),
         replace(spoken, seed=4),
         replace(spoken, temperature=0.5),
-        Ask("How are you?"),
+        Ask("How are you?", voice="DB30"),
         Ask("How are you?", modalities=("text",), stream=False),
         Ask("Ünïcode, 你好!", thinker=1.0, seed=9, talker=30),
         Ask("What is it?", tokens=20, talker=3, heard=8000),
@@ -178,7 +183,7 @@ def test_an_answer_without_a_word_is_silent(pipeline: Pipeline) -> None:
     [
         ({"modalities": ["image"]}, Unsupported, "image_generation, .* does not exist yet; valid: text, audio"),
         ({"modalities": ["video"]}, InvalidArgument, "unknown modality 'video'; valid: text, audio"),
-        ({"voice": "DB30"}, InvalidArgument, "unknown voice 'DB30'; valid: default"),
+        ({"voice": "DB31"}, InvalidArgument, "unknown voice 'DB31'; valid: db30, default"),
         ({"sampling": {"talker": {"top_p": 0.5}}}, InvalidArgument, "'top_p' means nothing to this talker.*seed"),
         ({"sampling": {"talker": {"max_tokens": 10**6}}}, InvalidArgument, "ask for max_tokens of at most"),
         (

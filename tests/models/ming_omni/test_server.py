@@ -54,13 +54,13 @@ def client(server: TritonServer) -> Iterator[OmniClient]:
 
 
 def test_it_tells_what_it_is(client: OmniClient) -> None:
-    assert client.info() == PipelineInfo(("text", "audio"), ("default",), "default", RATE, 4096)
+    assert client.info() == PipelineInfo(("text", "audio"), ("db30", "default"), "db30", RATE, 4096)
 
 
 def test_streamed_speech_is_the_whole_and_the_plain_models(
     client: OmniClient, ming_reference: Reference, tmp_path: Path
 ) -> None:
-    *chunks, finished = client.stream(QUESTION, sampling=SAMPLING)
+    *chunks, finished = client.stream(QUESTION, sampling=SAMPLING, voice="default")
     assert isinstance(finished, Finished)
     text = "".join(chunk.text for chunk in chunks if isinstance(chunk, TextDelta))
     sounds = [chunk for chunk in chunks if isinstance(chunk, AudioChunk)]
@@ -69,7 +69,7 @@ def test_streamed_speech_is_the_whole_and_the_plain_models(
     spoken = ming_reference.speak(prompts, 6, 6, may_stop=False)
     samples = np.concatenate([sound.samples for sound in sounds])
     np.testing.assert_allclose(samples, ming_reference.waveform(spoken.pieces).numpy(), atol=1e-4, rtol=0)
-    whole = client.chat(QUESTION, sampling=SAMPLING)
+    whole = client.chat(QUESTION, sampling=SAMPLING, voice="default")
     assert whole.text == text and len(whole.audio) == SAMPLES
     np.testing.assert_allclose(samples, whole.audio, atol=1e-5, rtol=0)
     assert whole.finished.usage["audio_seconds"] == pytest.approx(SAMPLES / RATE, abs=1e-3)
@@ -120,5 +120,5 @@ def test_openai(server: TritonServer) -> None:
 def test_images_are_refused_by_name(client: OmniClient) -> None:
     with pytest.raises(NotSupported, match="image_generation"):
         client.chat("Paint a fish.", modalities=["image"])
-    with pytest.raises(InvalidRequest, match="unknown voice 'db30'; valid: default"):
-        client.chat("Hello", voice="db30")
+    with pytest.raises(InvalidRequest, match="unknown voice 'db31'; valid: db30, default"):
+        client.chat("Hello", voice="db31")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,8 @@ from omni_python.layers.grouped_moe import GroupedRouting
 from omni_python.models.loading.checkpoint import CheckpointError, load_config
 
 MODEL_TYPE = "bailingmm_moe_v2_lite"
+AGGREGATOR_LAYERS = 4
+"""Of the AudioVAE's encoder; no file of a checkpoint tells it."""
 WHOLE = 1 << 30
 """As the window of a decoder that sees everything before."""
 
@@ -89,13 +91,18 @@ class TalkerConfig:
 
 @dataclass(frozen=True)
 class VAEConfig:
-    """The decoder: each latent gives `upsampling` frames of `hop` samples."""
+    """Each latent gives `upsampling` frames of `hop` samples in the decoder. The encoder reads frames of `input`
+    samples `encoded_hop` apart, and an `aggregator` makes a latent of `upsampling` frames of it."""
 
     sample_rate: int
     latent: int
     upsampling: int
     hop: int
     decoder: FrameTransformerConfig
+    input: int
+    encoded_hop: int
+    encoder: FrameTransformerConfig
+    aggregator: FrameTransformerConfig
 
     @property
     def samples_per_latent(self) -> int:
@@ -163,16 +170,24 @@ def vae_config(directory: str | Path) -> VAEConfig:
     folder = Path(directory) / "talker" / "vae"
     config = load_config(folder)
     try:
-        decoder = config["dec_kwargs"]
-        return VAEConfig(
+        decoder, encoder = config["dec_kwargs"], config["enc_kwargs"]
+        backbone = _frames(encoder["backbone"])
+        made = VAEConfig(
             sample_rate=config["sample_rate"],
             latent=decoder["latent_dim"],
-            upsampling=max(1, config["patch_size"]),  # published: -1 for none
+            upsampling=config["patch_size"],
             hop=decoder["output_dim"],
             decoder=_frames(decoder["backbone"]),
+            input=encoder["input_dim"],
+            encoded_hop=encoder.get("hop_size", 320),
+            encoder=backbone,
+            aggregator=replace(backbone, layers=AGGREGATOR_LAYERS),
         )
     except KeyError as error:
         raise CheckpointError(f"{folder}: its config.json has no {error}") from None
+    if made.upsampling < 1 or made.encoded_hop != made.hop:
+        raise CheckpointError(f"{folder}: patch_size {made.upsampling} and frames of unequal lengths are not supported")
+    return made
 
 
 def _thinker(config: Mapping[str, Any]) -> ThinkerConfig:

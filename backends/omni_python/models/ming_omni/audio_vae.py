@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from omni_python.layers.frame_transformer import FrameTransformer
+from omni_python.layers.frame_transformer import FrameTransformer, FrameTransformerConfig
 from omni_python.models.loading.checkpoint import read_tensors
 from omni_python.models.loading.dummy import LoadFormat, draw_weights, is_dummy
 from omni_python.models.loading.modules import assign, on_meta
@@ -90,9 +90,17 @@ def load_audio_decoder(
         return draw_weights(decoder, dtype, device)
     stored = read_tensors(Path(path) / "talker" / "vae", "decoder.", dtype, device)
     tensors = {name: tensor for name, tensor in stored.items() if name not in _UNUSED}
-    ones = torch.ones(config.decoder.hidden, dtype=dtype, device=device)
-    for layer in range(config.decoder.layers):  # Qwen2's have no such factors, and a bias at the inputs alone
-        at = f"decoder.layers.{layer}.self_attn"
-        tensors |= {f"{at}.o_proj.bias": torch.zeros_like(ones), f"{at}_layer_scale.scale": ones}
-        tensors[f"decoder.layers.{layer}.mlp_layer_scale.scale"] = ones
+    tensors |= qwen2_tensors("decoder.", config.decoder, stored["fc1.bias"])
     return assign(decoder, tensors, "AudioVAE's decoder")
+
+
+def qwen2_tensors(prefix: str, config: FrameTransformerConfig, like: torch.Tensor) -> dict[str, torch.Tensor]:
+    """What a `FrameTransformer` has and Qwen2's layers have not: factors of 1, and a bias of 0 behind the attention. Of
+    the dtype and on the device of `like`."""
+    ones = like.new_ones(config.hidden)
+    made: dict[str, torch.Tensor] = {}
+    for layer in range(config.layers):
+        at = f"{prefix}layers.{layer}.self_attn"
+        made |= {f"{at}.o_proj.bias": torch.zeros_like(ones), f"{at}_layer_scale.scale": ones}
+        made[f"{prefix}layers.{layer}.mlp_layer_scale.scale"] = ones
+    return made

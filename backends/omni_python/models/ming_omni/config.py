@@ -29,6 +29,7 @@ _AUDIO_ENCODER = StageConfig(
     name="audio_encoder",
     process="front",
     factory=f"{_FAMILY}.stages.create_audio_encoder",
+    factory_args={MEMORY_FRACTION: 0.01},
     next="mm_aggregate",
 )
 _AGGREGATE = StageConfig(
@@ -61,7 +62,7 @@ class MingOmniSpeechPipelineConfig(PipelineConfig):
             name="thinker",
             process="thinker",
             factory=f"{_FAMILY}.stages.create_thinker",
-            factory_args={MEMORY_FRACTION: 0.9},
+            factory_args={MEMORY_FRACTION: 0.88},
             next=["decode", "segmenter", "image_generation"],
             route_fn=f"{_FAMILY}.routing.route_answer",
             stream_to=["decode", "segmenter"],

@@ -11,9 +11,9 @@ import torch
 
 from omni_python.layers.log_mel import log_mel, mel_filters
 from omni_python.models.ming_omni.architecture import encoder_config, thinker_config
-from omni_python.models.ming_omni.info import OWN_VOICE
 from omni_python.models.ming_omni.payloads import ChatPrompt, Clips, ReadRequest
 from omni_python.models.ming_omni.prompt import ThinkerPrompt
+from omni_python.models.ming_omni.voices import default_voice, voice_names
 from omni_python.models.text.options import OptionReader, check_messages, default_sampling
 from omni_python.preprocessing.audio import SAMPLE_RATE, decode_audio, resample
 from omni_python.preprocessing.media.loader import MediaLoader
@@ -46,8 +46,10 @@ class Preprocessor:
         self._seconds = audio_seconds
         self._longest = self._encoder.positions * 2 * HOP / SAMPLE_RATE
         self._prompt = ThinkerPrompt(model_path)
-        voices = (OWN_VOICE,) if speech else ()
-        self._options = OptionReader(speech, voices, OWN_VOICE, default_sampling(model_path), TALKER_DEFAULTS)
+        voices = voice_names(model_path) if speech else []
+        self._options = OptionReader(
+            speech, voices, default_voice(voices), default_sampling(model_path), TALKER_DEFAULTS
+        )
 
     def __call__(self, request: OmniRequest) -> ReadRequest:
         if IMAGE in (request.modalities or ()):

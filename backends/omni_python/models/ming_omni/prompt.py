@@ -34,6 +34,14 @@ CLIP = "<audioPatch>"
 """Stands for one embedding of a clip, between `<audio>` and `</audio>`."""
 
 
+def clip_token(model_path: str | Path, tokenizer: tokenizers.Tokenizer | None = None) -> int:
+    """The id of `CLIP`. Raises `CheckpointError`."""
+    found = (tokenizer or load_tokenizer(model_path)).token_to_id(CLIP)
+    if found is None:
+        raise CheckpointError(f"{model_path}: the tokenizer has no {CLIP}")
+    return int(found)
+
+
 class ThinkerPrompt:
     """Renders and tokenizes conversations. Raises `CheckpointError` for a tokenizer without `CLIP`."""
 
@@ -70,14 +78,6 @@ class ThinkerPrompt:
         return "".join(parts)
 
 
-def clip_token(model_path: str | Path, tokenizer: tokenizers.Tokenizer | None = None) -> int:
-    """The id of `CLIP`. Raises `CheckpointError`."""
-    found = (tokenizer or load_tokenizer(model_path)).token_to_id(CLIP)
-    if found is None:
-        raise CheckpointError(f"{model_path}: the tokenizer has no {CLIP}")
-    return int(found)
-
-
 class TalkerPrompt:
     """Tokenizes what is to be spoken, between what the talker expects around it."""
 
@@ -85,17 +85,19 @@ class TalkerPrompt:
         self._tokenizer = load_tokenizer(Path(model_path) / "talker" / "llm")
         added = self._tokenizer.get_added_tokens_decoder()
         self._control = {token_id for token_id, token in added.items() if token.special}
+        self._patch = clip_token(model_path, self._tokenizer)
         self._before = [token for part in _TALKER_BEFORE for token in self._encode(part)]
         self._after = [token for part in _TALKER_AFTER for token in self._encode(part)]
 
-    def __call__(self, text: str) -> list[int]:
-        """Control tokens in `text`, which a thinker may have written as letters, are left out."""
+    def __call__(self, text: str, voice: str = "", patches: int = 0) -> list[int]:
+        """The prompt of `text` after the words of a `voice`, whose sound has so many `patches`: as many tokens stand at
+        the end for them. Control tokens in `text`, which a thinker may have written as letters, are left out."""
         spoken = [token for token in self._encode(text) if token not in self._control]
-        return [*self._before, *spoken, *self._after]
+        return [*self._before, *self._encode(voice), *spoken, *self._after, *[self._patch] * patches]
 
-    def longest(self, characters: int) -> int:
+    def longest(self, characters: int, voice: str = "", patches: int = 0) -> int:
         """At most so many tokens has the prompt of a text: no character takes more than its 4 bytes of UTF-8."""
-        return len(self._before) + 4 * characters + len(self._after)
+        return len(self("", voice, patches)) + 4 * characters
 
     def _encode(self, text: str) -> list[int]:
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids

@@ -23,6 +23,7 @@ from omni_python.models.ming_omni.talker_runner import TalkerModelRunner
 from omni_python.models.ming_omni.thinker import load_thinker
 from omni_python.models.ming_omni.thinker_runner import ThinkerModelRunner
 from omni_python.models.ming_omni.vocoder import LatentVocoder
+from omni_python.models.ming_omni.voices import load_voices
 from omni_python.models.text.decode import DecodeScheduler
 from omni_python.models.text.detokenizer import TokenBytes
 from omni_python.preprocessing.media.loader import MediaLoader
@@ -126,7 +127,8 @@ def create_talker(
     talker = load_talker(model_path, config, torch_dtype, device, load_format)
     needs = KVNeeds("talker", config.decoder, torch_dtype, config.context, max_running, prefill_tokens, 65536)
     tokens = needs.tokens(kv_tokens, memory, memory.held() if memory else 0)
-    runner = TalkerModelRunner(talker, TalkerPrompt(model_path), vae_stage, patches_per_chunk)
+    voices = load_voices(model_path, talker, vae_config(model_path), load_format)
+    runner = TalkerModelRunner(talker, TalkerPrompt(model_path), voices, vae_stage, patches_per_chunk)
     return _on_own_stream(TorchScheduler(runner, max_running, tokens, prefill_tokens, name="talker"), device, -1)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +16,7 @@ from omni_python.models.ming_omni.payloads import Latents, LatentsResult, Piece,
 from omni_python.models.ming_omni.prompt import TalkerPrompt
 from omni_python.models.ming_omni.segmenter import MOST_CHARACTERS
 from omni_python.models.ming_omni.talker import Talker
+from omni_python.models.ming_omni.voices import Voice
 from omni_python.proto.work import IncomingMessage, OutgoingMessage
 
 GO_ON, STOP = 0, 1
@@ -31,6 +32,7 @@ class SpeechRequest(ARRequest):
     the piece that is spoken now; `patches` are those not sent yet."""
 
     stream: bool
+    voice: Voice | None
     history: torch.Tensor
     pieces: deque[list[int]] = field(default_factory=deque)
     piece: int = 0
@@ -50,8 +52,14 @@ class TalkerModelRunner(ARModelRunner[SpeechRequest]):
     """
 
     def __init__(
-        self, talker: Talker, prompt: TalkerPrompt, target: str = "audio_vae", patches_per_chunk: int = 1
+        self,
+        talker: Talker,
+        prompt: TalkerPrompt,
+        voices: Mapping[str, Voice],
+        target: str = "audio_vae",
+        patches_per_chunk: int = 1,
     ) -> None:
+        self._voices = voices
         self._talker = talker
         self._config = talker.config
         self._prompt = prompt
@@ -67,17 +75,20 @@ class TalkerModelRunner(ARModelRunner[SpeechRequest]):
         start = message.data
         if not isinstance(start, PiecesStart):
             return None
+        voice = self._voices.get(start.voice)
         return SpeechRequest(
             request_id=message.request_id,
             sampler=TokenSampler(start.sampling),
-            prompt_len=self._prompt.longest(MOST_CHARACTERS),  # what it is admitted for, before any text is known
+            # what it is admitted for, before any text is known
+            prompt_len=self._prompt.longest(MOST_CHARACTERS, *_spoken(voice)),
             stream=start.stream,
-            history=self._silence(),
+            voice=voice,
+            history=self._before(voice),
         )
 
     def take_chunk(self, row: SpeechRequest, data: Any) -> None:
         if isinstance(data, Piece):
-            row.pieces.append(self._prompt(data.text))
+            row.pieces.append(self._prompt(data.text, *_spoken(row.voice)))
 
     def take_done(self, row: SpeechRequest) -> None:
         row.text_done = True
@@ -92,6 +103,8 @@ class TalkerModelRunner(ARModelRunner[SpeechRequest]):
         row.prompt_len = len(ids)
         row.piece += 1
         embeds = self._talker.model.embed_tokens(torch.tensor(ids, device=self._device))
+        if row.voice is not None:
+            embeds = torch.cat((embeds[: -len(row.voice.inputs)], row.voice.inputs))
         return PromptInput(embeds, torch.arange(len(ids), device=self._device).expand(3, -1))
 
     def decode_embeds(self, rows: Sequence[SpeechRequest]) -> torch.Tensor:
@@ -128,7 +141,7 @@ class TalkerModelRunner(ARModelRunner[SpeechRequest]):
             messages.append(OutgoingMessage(row.request_id, "result", result))
         elif row.piece_over:
             row.generated, row.computed, row.piece_over = [], 0, False
-            row.history = self._silence()
+            row.history = self._before(row.voice)
         return messages
 
     def _speak(self, rows: Sequence[SpeechRequest], hidden: torch.Tensor) -> None:
@@ -159,9 +172,16 @@ class TalkerModelRunner(ARModelRunner[SpeechRequest]):
     def _noise(self, row: SpeechRequest, count: int) -> torch.Tensor:
         return torch.randn(count, self._config.patch, self._config.latent, generator=row.sampler.generator)
 
-    def _silence(self) -> torch.Tensor:
-        return torch.zeros(self._config.history, self._config.latent, device=self._device, dtype=self._dtype)
+    def _before(self, voice: Voice | None) -> torch.Tensor:
+        """The latents that a piece begins after: the end of the voice's sound, or silence."""
+        silence = torch.zeros(self._config.history, self._config.latent, device=self._device, dtype=self._dtype)
+        return silence if voice is None else torch.cat((silence, voice.latents))[-self._config.history :]
 
     @staticmethod
     def _reason(row: SpeechRequest) -> str:
         return "length" if row.cut_short else "stop"
+
+
+def _spoken(voice: Voice | None) -> tuple[str, int]:
+    """The words of a voice, and the patches of its sound."""
+    return ("", 0) if voice is None else (voice.text, len(voice.inputs))

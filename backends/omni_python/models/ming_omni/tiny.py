@@ -1,7 +1,7 @@
 """A tiny Ming-Omni checkpoint with random weights, the same on every machine, in the published checkpoint's format.
 
-It has every part that the pipelines read, and the parts of the AudioVAE and the routers that they do not read yet; of
-the vision encoder and the image generation it has nothing. Constants that shape the stream are the published ones:
+It has every part that the pipelines read, one voice, and routers that they do not read yet; of the vision encoder, the
+embedding of speakers and the image generation it has nothing. Constants that shape the stream are the published ones:
 44.1 kHz, 882 samples a frame, 4 frames a latent, 4 latents a step with 32 before them, 10 steps of the flow. Weights
 come from numpy's PCG64, one stream a tensor, seeded by the tensor's name.
 """
@@ -20,7 +20,8 @@ import torch
 
 from omni_python.models.loading.byte_tokenizer import BYTES, byte_tokenizer
 from omni_python.models.loading.tiny import named_noise
-from omni_python.models.ming_omni.architecture import MODEL_TYPE
+from omni_python.models.ming_omni.architecture import AGGREGATOR_LAYERS, MODEL_TYPE
+from omni_python.proto.wav import wav_file
 
 HEAD_SCALE = 3.0
 """On what the logits are made of, so greedy choices have clear margins."""
@@ -75,9 +76,20 @@ def build(out: str | Path, seed: int = 0) -> str:
             (folder / "model.safetensors").write_bytes(save(tensors, metadata={"format": "pt"}))
         for name, tensor in tensors.items():
             digest.update(f"{name}|{list(tensor.shape)}|".encode() + tensor.numpy().tobytes())
+    _voice(talker)
     byte_tokenizer(_SPECIAL).save(str(out / "tokenizer.json"))
     byte_tokenizer(_TALKER_SPECIAL).save(str(llm / "tokenizer.json"))
     return digest.hexdigest()
+
+
+def _voice(talker: Path) -> None:
+    """One voice: half a second of a falling tone."""
+    (talker / "data").mkdir(exist_ok=True)
+    times = np.arange(22050) / 44100
+    tone = 0.3 * np.sin(2 * np.pi * (300 - 150 * times) * times)
+    (talker / "data" / "voice.wav").write_bytes(wav_file(tone.astype(np.float32), 44100))
+    told = {"DB30": {"prompt_text": "A tone that falls.", "prompt_wav_path": "data/voice.wav"}}
+    (talker / "data" / "voice_name.json").write_text(json.dumps(told, indent=2) + "\n", "utf-8")
 
 
 def tiny_config() -> dict[str, Any]:
@@ -269,10 +281,8 @@ def vae_shapes(config: Mapping[str, Any]) -> Shapes:
         "decoder.head.out.bias": (4 * decoder["output_dim"] + 2,),
         "decoder.head.istft.window": (4 * decoder["output_dim"],),
     }
-    if config["patch_size"] != -1:
-        shapes |= _qwen2_shapes("encoder.aggregator.", {**encoder["backbone"], "num_hidden_layers": 4})
-        shapes["encoder.cls_embed"] = (1, 1, inner)
-    return shapes
+    aggregator = {**encoder["backbone"], "num_hidden_layers": AGGREGATOR_LAYERS}
+    return shapes | _qwen2_shapes("encoder.aggregator.", aggregator) | {"encoder.cls_embed": (1, 1, inner)}
 
 
 def _qwen2(hidden: int, layers: int, wide: int) -> dict[str, Any]:
