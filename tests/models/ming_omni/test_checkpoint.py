@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,13 @@ import torch
 
 from omni_python.models.loading.checkpoint import CheckpointError, read_tensors
 from omni_python.models.ming_omni import tiny
-from omni_python.models.ming_omni.architecture import talker_config, thinker_config, vae_config
+from omni_python.models.ming_omni.architecture import encoder_config, talker_config, thinker_config, vae_config
+from omni_python.models.ming_omni.audio_encoder import load_audio_encoder
 from omni_python.models.ming_omni.audio_vae import load_audio_decoder
 from omni_python.models.ming_omni.talker import load_talker
 from omni_python.models.ming_omni.thinker import load_thinker
+from omni_python.models.ming_omni.vae_encoder import load_latent_encoder
+from omni_python.models.ming_omni.voices import MANIFEST, default_voice, voice_names
 
 THINKER = {
     "vocab_size": 157184,
@@ -45,6 +49,7 @@ TALKER_LLM = {
     "num_key_value_heads": 2,
     "max_position_embeddings": 32768,
 }
+WHISPER = {"n_mels": 128, "n_ctx": 15000, "n_state": 1280, "n_head": 20, "n_layer": 32}
 BLOCKS = {"depth": 8, "hidden_size": 1024, "num_heads": 16, "mlp_ratio": 4.0, "in_channels": 64}
 """Of both transformers over latents, as M* records them."""
 
@@ -54,12 +59,15 @@ def published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], P
     """A directory with the published sizes, whose tensors have no data; the AudioVAE's are not known, and the tiny
     one's."""
     config, talker, llm, vae = tiny.tiny_config(), tiny.tiny_talker(), tiny.tiny_llm(), tiny.tiny_vae()
+    config["llm_config"] |= THINKER | {"num_hidden_layers": 2}
+    shapes = {tmp_path: tiny.thinker_shapes(config["llm_config"])}
     config["llm_config"] |= THINKER
+    config["audio_config"]["whisper_encoder_config"] = WHISPER
     llm |= TALKER_LLM
     talker["flowmodel"] |= BLOCKS
     talker["aggregator"] |= BLOCKS
-    shapes = {
-        tmp_path: tiny.thinker_shapes(config["llm_config"]),
+    shapes[tmp_path] |= tiny.encoder_shapes(config)
+    shapes |= {
         tmp_path / "talker": tiny.talker_shapes(talker, llm),
         tmp_path / "talker" / "vae": tiny.vae_shapes(vae),
     }
@@ -70,7 +78,7 @@ def published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], P
             name.removeprefix(prefix): torch.empty(shape, dtype=dtype, device="meta") for name, shape in found.items()
         }
 
-    for module in ("thinker", "talker", "audio_vae"):
+    for module in ("thinker", "talker", "audio_encoder", "audio_vae", "vae_encoder"):
         monkeypatch.setattr(f"omni_python.models.ming_omni.{module}.read_tensors", meta_tensors)
 
     def write() -> Path:
@@ -83,18 +91,27 @@ def published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], P
 
 
 def test_published_sizes_load_by_their_names(published: Callable[[], Path]) -> None:
-    """About 100 billion parameters, 6 of them at work for a token, as the model card says."""
+    """About 100 billion parameters, 6 of them at work for a token, as the model card says; of the layers, all alike but
+    the first, two are loaded."""
     directory = published()
     config = thinker_config(directory)
-    thinker = load_thinker(directory, config, torch.bfloat16, "meta")
-    total = sum(weight.numel() for weight in thinker.parameters())
-    expert = 3 * 4096 * 1024
+    layers = config.decoder.layers
+    thinker = load_thinker(
+        directory, replace(config, decoder=replace(config.decoder, layers=2)), torch.bfloat16, "meta"
+    )
+    sizes = {name: weight.numel() for name, weight in thinker.named_parameters()}
+    layer = sum(size for name, size in sizes.items() if name.startswith("model.layers.1."))
+    experts = sum(size for name, size in sizes.items() if name.startswith("model.layers.1.mlp.experts."))
+    total = sum(sizes.values()) + (layers - 2) * layer
     assert 98e9 < total < 108e9
-    assert 5e9 < total - (256 - 8) * 31 * expert < 8e9
+    assert 5e9 < total - (layers - 1) * experts * (256 - 8) / 256 < 8e9
     assert thinker.get_parameter("model.layers.1.mlp.experts.down_proj").shape == (256, 4096, 1024)
     talker = load_talker(directory, talker_config(directory), torch.bfloat16, "meta")
     assert 0.4e9 < sum(weight.numel() for weight in talker.model.parameters()) < 0.6e9
+    encoder = load_audio_encoder(directory, encoder_config(directory), torch.bfloat16, "meta")
+    assert 0.6e9 < sum(weight.numel() for weight in encoder.audio.parameters()) < 0.7e9  # Whisper large's
     load_audio_decoder(directory, vae_config(directory), torch.float32, "meta")
+    load_latent_encoder(directory, vae_config(directory), "meta")
 
 
 def test_the_tiny_checkpoint_has_every_constant_of_the_stream(ming: Path) -> None:
@@ -141,3 +158,20 @@ def test_missing_weights_are_named(ming: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr("omni_python.models.ming_omni.thinker.read_tensors", without)
     with pytest.raises(CheckpointError, match=r"layers\.2\.mlp\.experts\.7\.up_proj\.weight"):
         load_thinker(ming, thinker_config(ming), torch.float32, "cpu")
+
+
+def test_voices_are_those_whose_sound_is_in_the_checkpoint(tmp_path: Path) -> None:
+    assert voice_names(tmp_path) == ["default"] and default_voice(["default"]) == "default"
+    manifest = tmp_path / "talker" / MANIFEST
+    manifest.parent.mkdir(parents=True)
+    (tmp_path / "outside.wav").write_bytes(b"sound")
+    for name in ("a.wav", "b.wav"):
+        (manifest.parent / name).write_bytes(b"sound")
+    paths = {"Ann": "data/b.wav", "DB30": "data/a.wav", "gone": "data/c.wav", "outside": "../outside.wav"}
+    entries: dict[str, Any] = {name: {"prompt_text": "words", "prompt_wav_path": path} for name, path in paths.items()}
+    manifest.write_text(json.dumps(entries))
+    assert voice_names(tmp_path) == ["ann", "db30", "default"]
+    assert default_voice(voice_names(tmp_path)) == "db30" and default_voice(["ann", "default"]) == "ann"
+    manifest.write_text(json.dumps({"Ann": {"prompt_text": "words"}}))
+    with pytest.raises(CheckpointError, match="voice 'Ann' has no prompt_text and prompt_wav_path"):
+        voice_names(tmp_path)
