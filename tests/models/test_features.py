@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from omni_python.models.qwen3_omni.features import AudioFeatures, Patcher, audio_tokens
+from omni_python.models.media.patches import Patcher
+from omni_python.models.qwen3_omni.features import AudioFeatures, audio_tokens
 from omni_python.preprocessing.audio import decode_audio
 from omni_python.preprocessing.image import decode_image
 from omni_python.preprocessing.video import decode_video

@@ -1,8 +1,8 @@
 """Three-dimensional rotary positions of a prompt (temporal, height, width), as the thinker and the talker use them.
 
-The rules are those of `get_rope_index` of transformers' qwen3_omni_moe: text and audio count on in all three
-dimensions; a picture's tokens take their place in time, row and column, counted from where the picture begins; what
-follows goes on after the largest position.
+The rules are those of `get_rope_index` of transformers' qwen3_omni_moe and qwen2_5_omni: text and audio count on in all
+three dimensions; a picture's tokens take their place in time, row and column, counted from where the picture begins;
+what follows goes on after the largest position.
 """
 
 from __future__ import annotations
@@ -16,7 +16,10 @@ import torch
 
 @dataclass(frozen=True)
 class RopeIndex:
-    """Computes positions for prompts of one checkpoint; `merge` is the number of patches per side of a vision token."""
+    """Computes positions for prompts of one checkpoint; `merge` is the number of patches per side of a vision token.
+
+    With `shared_brackets` the two tokens that begin a video with its sound have one position, and the two that end it.
+    """
 
     image_token: int
     video_token: int
@@ -25,6 +28,7 @@ class RopeIndex:
     audio_start: int
     positions_per_second: int
     merge: int
+    shared_brackets: bool = False
 
     @staticmethod
     def from_config(config: dict[str, Any]) -> RopeIndex:
@@ -68,8 +72,11 @@ class RopeIndex:
             if kind not in (self.image_token, self.video_token, self.audio_start):
                 continue
             begin = at + 1 + sound
-            parts.append(_count(following, begin - start))
-            following += begin - start
+            shared = int(sound and self.shared_brackets)
+            parts.append(_count(following, begin - start - shared))
+            following += begin - start - shared
+            if shared:
+                parts.append(_count(following - 1, 1))
             if kind == self.image_token:
                 parts.append(self._grid(next(images), 1.0) + following)
                 following = int(parts[-1].max()) + 1
@@ -81,6 +88,9 @@ class RopeIndex:
                 # after an interleaved video Hugging Face goes on from its last piece, which need not be the largest
                 following = int(block[-1].max()) + 1
                 start = begin + sum(part.shape[1] for part in block)
+                if shared:
+                    parts.append(_count(following, 1))
+                    start += 1
                 continue
             start = begin + parts[-1].shape[1]
         parts.append(_count(following, len(ids) - start))

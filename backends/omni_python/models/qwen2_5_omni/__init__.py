@@ -1,1 +1,1 @@
-"""Qwen2.5-Omni: text, audio and images in; text and speech out."""
+"""Qwen2.5-Omni: text, audio, images and video in; text and speech out."""

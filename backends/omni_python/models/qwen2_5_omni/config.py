@@ -11,7 +11,7 @@ _FAMILY = "omni_python.models.qwen2_5_omni"
 
 
 class Qwen25OmniPipelineConfig(PipelineConfig):
-    """Text, audio and images in; text and speech out. Three processes, cheap stages together."""
+    """Text, audio, images and video in; text and speech out. Three processes, cheap stages together."""
 
     name: str | None = "qwen2_5_omni"
     terminal_stages_fn: str | None = f"{_FAMILY}.routing.active_terminals"

@@ -40,12 +40,17 @@ class MediaEncoder:
         features = question.features
         if features is None:
             raise OmniError("a question without media needs no encoder")
-        embeds = MediaEmbeds()
+        embeds = MediaEmbeds(
+            image=self._seen(features.image, features.image_grids),
+            video=self._seen(features.video, features.video_grids),
+        )
         if features.audio is not None and features.audio_lengths is not None:
             lengths = features.audio_lengths.to(self._device)
-            heard = self._hear(features.audio.to(self._device), feature_lens=lengths)
-            embeds.audio = heard.last_hidden_state
-        if features.image is not None and features.image_grids is not None:
-            seen = self._see(features.image.to(self._device), grid_thw=features.image_grids.to(self._device))
-            embeds.image = seen.pooler_output
+            embeds.audio = self._hear(features.audio.to(self._device), feature_lens=lengths).last_hidden_state
         return msgspec.structs.replace(question, features=None, embeds=embeds)
+
+    def _seen(self, patches: torch.Tensor | None, grids: torch.Tensor | None) -> torch.Tensor | None:
+        if patches is None or grids is None:
+            return None
+        made: torch.Tensor = self._see(patches.to(self._device), grid_thw=grids.to(self._device)).pooler_output
+        return made

@@ -1,106 +1,158 @@
-"""Decoded media to what the encoders take, by transformers' own feature extractors."""
+"""Media of a request to what the encoders take."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+import torch
 
+from omni_python.models.media.patches import Patcher
 from omni_python.models.qwen2_5_omni.payloads import MediaFeatures
 from omni_python.preprocessing.audio import decode_audio, resample
 from omni_python.preprocessing.image import decode_image
+from omni_python.preprocessing.video import Sampling, decode_video, probe_video
 from omni_python.proto.errors import InvalidArgument
-from omni_python.proto.request import AudioPart, ImagePart, Message, TextPart
+from omni_python.proto.request import AudioPart, ContentPart, ImagePart, Message, VideoPart
+
+Grid = tuple[int, int, int]
+"""Of a picture or video: (t, h, w) in patches."""
+
+
+@dataclass(frozen=True)
+class MediaLimits:
+    """Of one request: seconds of sound, those of videos too, pixels of pictures as they were sent, and tokens of all
+    media together."""
+
+    audio_seconds: float
+    image_pixels: int
+    tokens: int
 
 
 @dataclass
 class Media:
-    """Of one request, in prompt order: mono float32 [n] and uint8 [height, width, 3]."""
+    """In prompt order: mono clips float32 [n], and patches of pictures and videos. `sounds` are the clips that are
+    sound tracks, by the number of their video; `tokens` the embeddings that clips, images and videos will have."""
 
     clips: list[np.ndarray] = field(default_factory=list)
-    images: list[np.ndarray] = field(default_factory=list)
+    images: list[torch.Tensor] = field(default_factory=list)
+    image_grids: list[Grid] = field(default_factory=list)
+    videos: list[torch.Tensor] = field(default_factory=list)
+    video_grids: list[Grid] = field(default_factory=list)
+    sounds: dict[int, int] = field(default_factory=dict)
+    seconds: float = 0.0
+    pixels: int = 0
+    vision_tokens: int = 0
 
 
-class Extractor:
-    """With the checkpoint's preprocessor_config.json."""
+class MediaReader:
+    """With the checkpoint's preprocessor_config.json. Sound is read by transformers' own feature extractor."""
 
-    def __init__(self, model_path: str | Path, max_seconds: float, max_pixels: int) -> None:
-        """At most `max_seconds` of sound and `max_pixels` of pictures as they were sent, of a request together."""
-        from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+    def __init__(self, model_path: str | Path, limits: MediaLimits) -> None:
         from transformers.models.whisper.feature_extraction_whisper import WhisperFeatureExtractor
 
         self._hear = WhisperFeatureExtractor.from_pretrained(model_path)
-        self._see = Qwen2VLImageProcessorPil.from_pretrained(model_path)
-        self._max_seconds = max_seconds
-        self._max_pixels = max_pixels
+        self._rate: int = self._hear.sampling_rate
+        self._shortest: int = 2 * self._hear.n_fft
+        self._images = Patcher.for_images(model_path)
+        self._videos = Patcher.for_videos(model_path)
+        self._sampling = Sampling(multiple=self._videos.temporal)
+        self._limits = limits
+        self.seconds_per_grid = self._videos.temporal / self._sampling.fps
+        """From one step of a video's grid to the next."""
 
-    def decode(self, messages: Sequence[Message]) -> Media:
-        """Raises `InvalidArgument` naming the part that cannot be read."""
-        media, seconds, pixels = Media(), self._max_seconds, self._max_pixels
+    def read(self, messages: Sequence[Message]) -> Media:
+        """Decode everything. Raises `InvalidArgument` naming the part that cannot be read or is too large."""
+        media = Media()
         for turn, message in enumerate(messages):
             for index, part in enumerate(message.content):
                 try:
-                    match part:
-                        case AudioPart():
-                            media.clips.append(self._clip(part, seconds))
-                            seconds -= len(media.clips[-1]) / self._hear.sampling_rate
-                        case ImagePart():
-                            media.images.append(decode_image(part.data, pixels))
-                            pixels -= media.images[-1].shape[0] * media.images[-1].shape[1]
+                    self._read_part(part, media)
                 except InvalidArgument as error:
                     raise InvalidArgument(f"messages[{turn}].content[{index}]: {error}") from error
         return media
 
-    def __call__(self, media: Media) -> MediaFeatures | None:
-        if not (media.clips or media.images):
+    def features(self, media: Media) -> MediaFeatures | None:
+        """None where there are no media."""
+        if not (media.clips or media.images or media.videos):
             return None
         found = MediaFeatures()
         if media.clips:
-            # Hugging Face pads to 300 s. No frame sees more silence than this, and as there it is whole frames in all,
-            # which matters where the silence comes first.
-            hop = self._hear.hop_length
-            longest = -(-(max(map(len, media.clips)) + 2 * self._hear.n_fft) // hop) * hop
-            heard = self._hear(
-                media.clips,
-                sampling_rate=self._hear.sampling_rate,
-                padding="max_length",
-                max_length=longest,
-                return_attention_mask=True,
-                return_tensors="pt",
-            )
-            mask = heard["attention_mask"].bool()
-            found.audio = heard["input_features"].permute(0, 2, 1)[mask].T.contiguous()
-            found.audio_lengths = mask.sum(dim=1)
+            found.audio, found.audio_lengths = self._log_mel(media.clips)
         if media.images:
-            seen = self._see(images=media.images, return_tensors="pt")
-            found.image, found.image_grids = seen["pixel_values"], seen["image_grid_thw"]
+            found.image, found.image_grids = torch.cat(media.images), torch.tensor(media.image_grids)
+        if media.videos:
+            found.video, found.video_grids = torch.cat(media.videos), torch.tensor(media.video_grids)
         return found
 
-    def _clip(self, part: AudioPart, seconds: float) -> np.ndarray:
-        rate: int = self._hear.sampling_rate
-        if part.data is not None:
-            clip = decode_audio(part.data, rate, seconds)
-        elif part.samples is None or part.sample_rate is None:
-            raise InvalidArgument("audio needs an encoded file, or samples with their sample rate")
-        else:
-            clip = resample(np.asarray(part.samples), part.sample_rate, rate, seconds)
-        if len(clip) < 2 * self._hear.n_fft:
+    def _read_part(self, part: ContentPart, media: Media) -> None:
+        match part:
+            case AudioPart():
+                self._add_clip(media, self._clip(part, self._limits.audio_seconds - media.seconds))
+            case ImagePart():
+                decoded = decode_image(part.data, self._limits.image_pixels - media.pixels)
+                media.pixels += decoded.shape[0] * decoded.shape[1]
+                picture = self._images.resize(decoded)
+                grid = self._images.grid(1, *picture.shape[:2])
+                self._add_vision_tokens(media, self._images.tokens(grid))
+                media.images.append(self._images.patches(picture[None]))
+                media.image_grids.append(grid)
+            case VideoPart():
+                self._read_video(part, media)
+
+    def _read_video(self, part: VideoPart, media: Media) -> None:
+        info = probe_video(part.data)
+        grid = self._videos.grid(len(self._sampling.indices(info.frames, info.rate)), info.height, info.width)
+        # before anything is decoded, for decoded it may not fit into memory
+        self._add_vision_tokens(media, self._videos.tokens(grid))
+        video = decode_video(part.data, self._sampling, transform=self._videos.resize)
+        if part.use_audio and info.has_sound:
+            media.sounds[len(media.videos)] = len(media.clips)
+            left = self._limits.audio_seconds - media.seconds
+            self._add_clip(media, decode_audio(part.data, self._rate, left))
+        media.videos.append(self._videos.patches(video.frames))
+        media.video_grids.append(self._videos.grid(*video.frames.shape[:3]))
+
+    def _add_vision_tokens(self, media: Media, tokens: int) -> None:
+        media.vision_tokens += tokens
+        if media.vision_tokens >= self._limits.tokens:
             raise InvalidArgument(
-                f"audio of {len(clip)} samples at {rate} Hz; at least {2 * self._hear.n_fft} are needed"
+                f"the prompt has at least {media.vision_tokens} tokens; the context holds {self._limits.tokens}"
             )
-        return clip
 
+    def _add_clip(self, media: Media, clip: np.ndarray) -> None:
+        if len(clip) < self._shortest:
+            raise InvalidArgument(
+                f"audio of {len(clip)} samples is too short; at least {self._shortest} at {self._rate} Hz are needed"
+            )
+        media.clips.append(clip)
+        media.seconds += len(clip) / self._rate
 
-def refuse_videos(messages: Sequence[Message]) -> None:
-    """Raises `InvalidArgument` naming the part."""
-    for turn, message in enumerate(messages):
-        for index, part in enumerate(message.content):
-            if not isinstance(part, TextPart | AudioPart | ImagePart):
-                raise InvalidArgument(
-                    f"messages[{turn}].content[{index}]: this pipeline takes text, audio and images, no videos yet"
-                )
+    def _clip(self, part: AudioPart, seconds: float) -> np.ndarray:
+        if part.data is not None:
+            return decode_audio(part.data, self._rate, seconds)
+        if part.samples is None or part.sample_rate is None:
+            raise InvalidArgument("audio needs an encoded file, or samples with their sample rate")
+        return resample(np.asarray(part.samples), part.sample_rate, self._rate, seconds)
+
+    def _log_mel(self, clips: list[np.ndarray]) -> tuple[torch.Tensor, torch.Tensor]:
+        # Hugging Face pads to 300 s. No frame sees more silence than this, and as there it is whole frames in all,
+        # which matters where the silence comes first.
+        hop = self._hear.hop_length
+        longest = -(-(max(map(len, clips)) + self._shortest) // hop) * hop
+        heard = self._hear(
+            clips,
+            sampling_rate=self._rate,
+            padding="max_length",
+            max_length=longest,
+            return_attention_mask=True,
+            return_tensors="pt",
+        )
+        mask = heard["attention_mask"].bool()
+        return heard["input_features"].permute(0, 2, 1)[mask].T.contiguous(), mask.sum(dim=1)
 
 
 def audio_tokens(frames: int) -> int:
@@ -108,7 +160,6 @@ def audio_tokens(frames: int) -> int:
     return ((frames - 1) // 2 + 1 - 2) // 2 + 1
 
 
-def image_tokens(grid: Sequence[int], merge: int) -> int:
-    """Embeddings that the vision encoder makes of a picture of (t, h, w) patches."""
-    steps, rows, columns = grid
-    return steps * (rows // merge) * (columns // merge)
+def vision_tokens(grid: Grid, merge: int) -> int:
+    """Embeddings that the vision encoder makes of a picture or video."""
+    return math.prod(grid) // merge**2

@@ -14,13 +14,15 @@ from omni_python.proto.sampling import SamplingParams
 
 class MediaFeatures(Payload):
     """All media of one request in prompt order. `audio` are log-mel frames, float32 [mel bins, frames of all clips],
-    `audio_lengths` int64 [clips]; `image` are patches, float32 [patches, values], `image_grids` int64 [images, 3] of
-    (t, h, w) in patches."""
+    `audio_lengths` int64 [clips]; `image` and `video` are patches, float32 [patches, values], and their `*_grids` int64
+    [n, 3] of (t, h, w) in patches."""
 
     audio: torch.Tensor | None = None
     audio_lengths: torch.Tensor | None = None
     image: torch.Tensor | None = None
     image_grids: torch.Tensor | None = None
+    video: torch.Tensor | None = None
+    video_grids: torch.Tensor | None = None
 
 
 class MediaEmbeds(Payload):
@@ -28,6 +30,7 @@ class MediaEmbeds(Payload):
 
     audio: torch.Tensor | None = None
     image: torch.Tensor | None = None
+    video: torch.Tensor | None = None
 
 
 class Question(Payload):

@@ -78,7 +78,8 @@ def create_thinker(
     needs = KVNeeds("thinker", decoder_config(text), torch_dtype, *limits)
     tokens = needs.tokens(kv_tokens, memory, memory.held() if memory else 0)
     texts = TokenBytes(load_tokenizer(model_path))
-    media = MediaTokens(config.thinker_config.audio_token_index, config.thinker_config.image_token_index)
+    section = config.thinker_config
+    media = MediaTokens(section.audio_token_index, section.image_token_index, section.video_token_index)
     runner = Qwen25ThinkerRunner(thinker, media, _ends(model_path, config), texts, decode_stage, talker_stage)
     return _on_own_stream(TorchScheduler(runner, max_running, tokens, prefill_tokens, name="thinker"), device, -1)
 

@@ -23,6 +23,7 @@ class MediaTokens:
 
     audio: int
     image: int
+    video: int
 
 
 @dataclass(kw_only=True, eq=False)
@@ -77,6 +78,7 @@ class Qwen25ThinkerRunner(AnswerModelRunner[QuestionRequest]):
         if row.question.embeds is not None:
             self._put(embeds, ids == self._media.audio, row.question.embeds.audio)
             self._put(embeds, ids == self._media.image, row.question.embeds.image)
+            self._put(embeds, ids == self._media.video, row.question.embeds.video)
         return PromptInput(embeds, row.question.position_ids.to(self._device))
 
     @staticmethod
@@ -104,7 +106,9 @@ class Qwen25ThinkerRunner(AnswerModelRunner[QuestionRequest]):
         if row.question is None:
             return hidden[start : start + 1] + embeds[start : start + 1]
         read = slice(start, start + row.prompt_len)
-        media = torch.isin(row.question.input_ids, torch.tensor([self._media.audio, self._media.image]))
+        media = torch.isin(
+            row.question.input_ids, torch.tensor([self._media.audio, self._media.image, self._media.video])
+        )
         return hidden[read] + embeds[read].masked_fill(media.to(embeds.device)[:, None], 0)
 
     def emit_speech(self, row: QuestionRequest) -> list[OutgoingMessage]:

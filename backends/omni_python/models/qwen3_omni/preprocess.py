@@ -12,7 +12,8 @@ import torch
 
 from omni_python.layers.rope_index import RopeIndex
 from omni_python.models.loading.checkpoint import CheckpointError, load_config
-from omni_python.models.qwen3_omni.features import AudioFeatures, Patcher, audio_tokens
+from omni_python.models.media.patches import Patcher
+from omni_python.models.qwen3_omni.features import AudioFeatures, audio_tokens
 from omni_python.models.qwen3_omni.info import context, default_voice, voices
 from omni_python.models.qwen3_omni.limits import RequestLimits
 from omni_python.models.qwen3_omni.payloads import AudioInput, Preprocessed, Prompt, VisionInput
