@@ -59,6 +59,7 @@ _DTYPES: tuple[tuple[str, int], ...] = (  # the index is the wire value: append 
 _NO_NUMPY = frozenset(("bfloat16", "float8_e4m3fn", "float8_e5m2"))
 _DTYPE_IDS = {name: index for index, (name, _) in enumerate(_DTYPES)}
 _NUMPY_DTYPES = {name: np.dtype(name) for name, _ in _DTYPES if name not in _NO_NUMPY}
+_NUMPY_IDS = {dtype: _DTYPE_IDS[name] for name, dtype in _NUMPY_DTYPES.items()}
 _UINT8 = np.dtype(np.uint8)
 
 KNOWN_HEADERS = 1024
@@ -163,13 +164,15 @@ class EncodedPayload:
         if self._tensors > MAX_TENSORS:
             raise TypeError(f"more than {MAX_TENSORS} tensors")
         if isinstance(value, np.ndarray):
-            return self._lift_array(_dtype_id(_numpy_name(value.dtype)), value.shape, value)
+            dtype = _NUMPY_IDS.get(value.dtype)
+            if dtype is None:
+                raise TypeError(f"dtype {value.dtype} may not cross a stage border")
+            return self._lift_array(dtype, value.shape, value)
         torch = sys.modules.get("torch")
         if torch is not None and isinstance(value, torch.Tensor):
             if self._keep_cuda is not None and value.is_cuda:
                 return self._lift_cuda(value, self._keep_cuda)
-            dtype = _dtype_id(_torch_name(value.dtype))
-            return self._lift_array(dtype, tuple(value.shape), _on_host(value))
+            return self._lift_array(_torch_id(value.dtype), tuple(value.shape), _on_host(value))
         if isinstance(value, np.generic):
             raise TypeError(f"numpy scalar {value!r}: use a Python number or an array")
         raise TypeError(f"a {type(value).__name__} may not cross a stage border")
@@ -188,7 +191,7 @@ class EncodedPayload:
             tensor = value.resolve_conj().resolve_neg().contiguous()
         if tensor.get_device() != gpu:
             tensor = tensor.to(f"cuda:{gpu}")
-        dtype = _dtype_id(_torch_name(tensor.dtype))
+        dtype = _torch_id(tensor.dtype)
         offset, nbytes = 0, tensor.nbytes
         if nbytes:
             if self.device is _NOTHING_ON_DEVICE:
@@ -336,21 +339,11 @@ def _as_annotated(annotation: type, value: object) -> object:
 
 
 @cache
-def _numpy_name(dtype: np.dtype[Any]) -> str:
-    """`dtype.name`, which numpy makes anew each time: a third of what encoding a small payload takes."""
-    return dtype.name
-
-
-@cache
-def _torch_name(dtype: Any) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
-def _dtype_id(name: str) -> int:
+def _torch_id(dtype: Any) -> int:
     try:
-        return _DTYPE_IDS[name]
+        return _DTYPE_IDS[str(dtype).removeprefix("torch.")]
     except KeyError:
-        raise TypeError(f"dtype {name} may not cross a stage border") from None
+        raise TypeError(f"dtype {dtype} may not cross a stage border") from None
 
 
 def _address(array: np.ndarray) -> int:
@@ -364,7 +357,7 @@ def _as_bytes(array: np.ndarray) -> np.ndarray:
 
 def _on_host(tensor: Any) -> np.ndarray:
     """A tensor as an array on the host that shares its memory where it can; uint8 where numpy has no such dtype."""
-    if _torch_name(tensor.dtype) in _NUMPY_DTYPES:
+    if _DTYPES[_torch_id(tensor.dtype)][0] in _NUMPY_DTYPES:
         array: np.ndarray = tensor.numpy(force=True)
     else:
         array = tensor.detach().cpu().contiguous().reshape(-1).view(sys.modules["torch"].uint8).numpy()
