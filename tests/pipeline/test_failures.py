@@ -18,7 +18,7 @@ from omni_python.pipeline.coordinator import RequestState
 from omni_python.pipeline.deadlines import DeadlineWatch
 from omni_python.pipeline.spec import Limits
 from omni_python.proto.errors import DeadlineExceeded, OmniError, Unavailable
-from omni_python.proto.messages import DrainMessage
+from omni_python.proto.messages import DrainMessage, Envelope, SubmitMessage, new_epoch
 from omni_python.proto.payload import Payload, TextOutput
 from tests.pipeline.harness import Pipeline, Sink, request, running
 
@@ -276,3 +276,31 @@ def test_clients_that_do_not_read_hold_up_nobody_else(directory: Path) -> None:
             sink.go.set()
             assert len(sink.wait()[0]) == 50
         pipeline.wait_empty()
+
+
+def test_a_request_for_which_nobody_is_there_holds_up_nobody(line: Pipeline) -> None:
+    """It waits on another thread, until the process shows that it is there."""
+    line.submit()[1].wait()
+    registry = line.coordinator._registry
+    registry.remove(line.processes["b"]._endpoint.epoch)
+    request_id, sink = line.submit()
+    assert line.coordinator._requests[request_id].state is RequestState.PENDING
+    sink.wait()
+    line.wait_empty()
+
+
+def test_an_input_that_the_entry_stage_cannot_read_ends_its_request(
+    line: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(line.coordinator._carrier, "pack", lambda *_: Envelope("request.Unheard", b"\x90"))
+    with pytest.raises(OmniError, match="'request.Unheard' is not known to this process"):
+        line.submit()[1].wait()
+    line.wait_empty()
+
+
+def test_what_another_coordinator_submits_is_dropped(line: Pipeline) -> None:
+    line.submit()[1].wait()
+    stage = line.processes["a"].stages["a"]
+    line.processes["a"]._on_message(SubmitMessage(new_epoch(), "foreign-1", "a", Envelope("request.OmniRequest", b"")))
+    assert stage.accepted == 1 and not stage.is_open("foreign-1")
+    line.wait_empty()

@@ -6,7 +6,6 @@ import logging
 import math
 import threading
 import time
-from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -81,7 +80,10 @@ class StageOutlet(Protocol):
     def send_result(self, source: str, request_id: str, payload: Payload, timings: tuple[StageTiming, ...]) -> None: ...
     def send_failure(self, source: str, request_id: str, error: BaseException) -> None: ...
     def began(self, stage: str, request_id: str) -> None:
-        """A stage's scheduler is given an input."""
+        """A stage's scheduler is given the first input."""
+
+    def gave(self, stage: str, request_id: str) -> None:
+        """A stage has its first chunk."""
 
     def finished(self, stage: str, request_id: str) -> None:
         """A stage has its result."""
@@ -94,6 +96,19 @@ class StageOutlet(Protocol):
 
     def closed(self, request_id: str) -> None:
         """A stage is done with a request."""
+
+
+@dataclass(slots=True)
+class _Open:
+    """A request that a stage has. Chunks are counted by source, and by target."""
+
+    deadline: float
+    queued: bool = False
+    gave: bool = False
+    chunks_in: dict[str, int] = field(default_factory=dict)
+    chunks_out: dict[str, int] = field(default_factory=dict)
+    lost: set[str] = field(default_factory=set)
+    """Targets that are not there."""
 
 
 class Stage:
@@ -122,14 +137,7 @@ class Stage:
         )
         self._lock = threading.Lock()
         self._over = RecentIds()
-        self._open: dict[str, float] = {}  # request -> deadline
-        self._lost: dict[str, set[str]] = defaultdict(set)  # request -> targets that are not there
-        self._chunks_in: dict[str, dict[str, int]] = defaultdict(
-            lambda: defaultdict(int)
-        )  # request -> source -> next id
-        self._chunks_out: dict[str, dict[str, int]] = defaultdict(
-            lambda: defaultdict(int)
-        )  # request -> target -> next id
+        self._open: dict[str, _Open] = {}
         if scheduler.sends_itself:
             scheduler.outbox = DirectQueue(self._route_safely)
         self._thread = threading.Thread(target=self._route_outputs, name=f"omni-{spec.name}", daemon=True)
@@ -156,12 +164,12 @@ class Stage:
             if self.taps:
                 payload = self._tapped(request_id, "payload", source, payload)
             with self._lock:
-                if not self._admit(request_id, deadline):
+                request = self._admit(request_id, deadline)
+                if request is None:
                     return
                 ready = self._fan_in.add(request_id, source, payload) if self._fan_in is not None else payload
-                if ready is not None:
-                    self.counts.queued(request_id)
-                    self._outlet.began(self.spec.name, request_id)
+                if ready is not None and not request.queued:
+                    self._queued(request_id, request)
             if ready is not None and not self._is_overdue(request_id, deadline):
                 self.scheduler.inbox.put(IncomingMessage(request_id, "new_request", ready))
         except Exception as error:
@@ -173,12 +181,13 @@ class Stage:
         if self.taps:
             payload = self._tapped(request_id, "chunk", source, payload)
         with self._lock:
-            if not self._admit(request_id, deadline):
+            request = self._admit(request_id, deadline)
+            if request is None:
                 return
-            self.counts.queued(request_id)
-            self._outlet.began(self.spec.name, request_id)
-            due = self._chunks_in[request_id][source]
-            self._chunks_in[request_id][source] = due + 1
+            if not request.queued:
+                self._queued(request_id, request)
+            due = request.chunks_in.get(source, 0)
+            request.chunks_in[source] = due + 1
         if chunk_id != due:
             self.fail(request_id, OmniError(f"chunk {chunk_id} from {source} came where {due} was due"))
             return
@@ -188,9 +197,10 @@ class Stage:
         if (tap := self.taps.get(request_id)) is not None:
             tap.take("done", source, None)
         with self._lock:
-            if not self._admit(request_id, deadline):
+            request = self._admit(request_id, deadline)
+            if request is None:
                 return
-            arrived = self._chunks_in[request_id][source]
+            arrived = request.chunks_in.get(source, 0)
         if chunks != arrived:
             self.fail(request_id, OmniError(f"{source} sent {chunks} chunks and {arrived} arrived"))
             return
@@ -240,15 +250,20 @@ class Stage:
         self.expire(request_id)
         return True
 
-    def _admit(self, request_id: str, deadline: float) -> bool:
-        """Whether input of this request is still wanted. Called with the lock held."""
-        if request_id in self._over:
-            return False
-        if request_id not in self._open:
-            self._open[request_id] = deadline
+    def _admit(self, request_id: str, deadline: float) -> _Open | None:
+        """The request, if input for it is still wanted. Called with the lock held."""
+        request = self._open.get(request_id)
+        if request is None and request_id not in self._over:
+            request = self._open[request_id] = _Open(deadline)
             self.accepted += 1
             self._deadlines.add(self.spec.name, request_id, deadline)
-        return True
+        return request
+
+    def _queued(self, request_id: str, request: _Open) -> None:
+        """The scheduler is given the first input of the request. Called with the lock held."""
+        request.queued = True
+        self.counts.queued(request_id)
+        self._outlet.began(self.spec.name, request_id)
 
     def _close(self, request_id: str, code: ErrorCode | None = None) -> bool:
         """Forget a request, which has its result or ends with an error of that code; False if it was over already."""
@@ -258,9 +273,6 @@ class Stage:
             self._over.add(request_id)
             was_open = self._open.pop(request_id, None) is not None
             self.counts.ended(request_id, code, was_open)
-            self._lost.pop(request_id, None)
-            self._chunks_in.pop(request_id, None)
-            self._chunks_out.pop(request_id, None)
             if self._fan_in is not None:
                 self._fan_in.discard(request_id)
         self._deadlines.discard(self.spec.name, request_id)
@@ -313,20 +325,23 @@ class Stage:
         return True
 
     def _route_chunk(self, request_id: str, target: str | None, payload: Payload) -> None:
-        name = self.spec.name
+        name, outlet = self.spec.name, self._outlet
+        request = self._open.get(request_id)
+        if request is None:
+            return
+        if not request.gave:
+            request.gave = True
+            outlet.gave(name, request_id)
         if target is None:
             if not self.spec.terminal:
                 raise OmniError("only a terminal stage may stream to the client; name a stage of stream_to")
-            self._outlet.send_to_client(name, request_id, payload)
+            outlet.send_to_client(name, request_id, payload)
             return
         if target not in self.spec.stream_to:
             raise OmniError(f"streamed to {target}, which is not in stream_to ({', '.join(self.spec.stream_to)})")
-        with self._lock:
-            if request_id in self._over:
-                return
-            chunk_id = self._chunks_out[request_id][target]
-            self._chunks_out[request_id][target] = chunk_id + 1
-        self._send(target, request_id, partial(self._outlet.send_chunk, name, target, request_id, chunk_id, payload))
+        chunk_id = request.chunks_out.get(target, 0)  # one thread at a time routes what a request gives
+        request.chunks_out[target] = chunk_id + 1
+        self._send(target, request_id, partial(outlet.send_chunk, name, target, request_id, chunk_id, payload))
 
     def _route_result(self, request_id: str, output: Payload) -> None:
         spec, outlet = self.spec, self._outlet
@@ -339,10 +354,12 @@ class Stage:
             return
         done_targets = spec.stream_done_targets(request_id, output)
         targets = spec.targets(request_id, output)
-        with self._lock:
-            sent = dict(self._chunks_out.get(request_id, ()))
+        request = self._open.get(request_id)
+        if request is None:
+            return
         for target in done_targets:
-            send_done = partial(outlet.send_stream_done, spec.name, target, request_id, sent.get(target, 0))
+            sent = request.chunks_out.get(target, 0)
+            send_done = partial(outlet.send_stream_done, spec.name, target, request_id, sent)
             self._send(target, request_id, send_done)
         for target in targets:
             project = spec.project.get(target)
@@ -352,15 +369,12 @@ class Stage:
 
     def _send(self, target: str, request_id: str, send: Callable[[float], None]) -> None:
         """`send(deadline)`, unless the target was lost before."""
-        with self._lock:
-            deadline = self._open.get(request_id)
-            if deadline is None or target in self._lost.get(request_id, ()):
-                return
+        request = self._open.get(request_id)
+        if request is None or target in request.lost:
+            return
         try:
-            send(deadline)
+            send(request.deadline)
         except Unavailable as error:
-            with self._lock:
-                if request_id not in self._open:
-                    return
-                self._lost[request_id].add(target)
-            self._outlet.send_failure(target, request_id, error)
+            request.lost.add(target)
+            if request_id in self._open:
+                self._outlet.send_failure(target, request_id, error)

@@ -28,6 +28,7 @@ from omni_python.pipeline.tracing.process import ProcessTraces
 from omni_python.proto.errors import OmniError, Unavailable, Unsupported
 from omni_python.proto.messages import (
     AbortMessage,
+    BrokenLinkMessage,
     BrokenMessage,
     CompleteMessage,
     ControlMessage,
@@ -104,12 +105,15 @@ class StageProcess:
             stage.scheduler.on_broken = self._give_up
         self._directory = directory
         network = None if place is None else place.network
-        self._endpoint = Endpoint(directory, self._on_message, relay, host=host, place=network)
+        self._endpoint = Endpoint(
+            directory, self._on_message, relay, host=host, place=network, on_broken=self._on_broken_link
+        )
         self._carrier = self._endpoint.carrier
         self.edges = EdgeStats()
         self._far_coordinator = "" if place is None else place.coordinator  # its URL, where it is on another host
         self._silence = 0.0 if network is None else network.silence
         self._heard = time.monotonic()  # when a coordinator on another host was heard last
+        self._is_cut = False
         local = coordinator_address(directory, pipeline)
         self._endpoint.connect(_COORDINATOR, self._far_coordinator or local)
         self._overseers = [_COORDINATOR]
@@ -236,6 +240,9 @@ class StageProcess:
     def began(self, stage: str, request_id: str) -> None:
         self._timings.began(request_id, stage)
 
+    def gave(self, stage: str, request_id: str) -> None:
+        self._timings.gave(request_id, stage)
+
     def finished(self, stage: str, request_id: str) -> None:
         self._timings.gave(request_id, stage, result=True)
         if self._traced:
@@ -263,7 +270,6 @@ class StageProcess:
     def send_chunk(
         self, source: str, target: str, request_id: str, chunk_id: int, payload: Payload, deadline: float
     ) -> None:
-        self._timings.gave(request_id, source)
         if self._traced:
             self._traces.sent(request_id, source, target, stream=True)
         if local := self.stages.get(target):
@@ -282,7 +288,6 @@ class StageProcess:
         self._send_data(source, target, request_id, None, deadline, chunks, is_done=True)
 
     def send_to_client(self, source: str, request_id: str, payload: Payload) -> None:
-        self._timings.gave(request_id, source)
         if self._traced:
             self._traces.sent(request_id, source, ORCHESTRATOR, stream=True)
         envelope = self._carrier.pack(payload, [self._view[0]], request_id)
@@ -513,8 +518,8 @@ class StageProcess:
             if now - before > HELD_UP:  # this process was, and what was sent to it may wait to be read
                 self._heard += now - before
             before = now
-            if self._far_coordinator and now - self._heard > self._silence:
-                self._lose_touch()
+            if self._is_cut or (self._far_coordinator and now - self._heard > self._silence):
+                self._lose_touch(now - self._heard)
             message = RegisterMessage(
                 self._endpoint.epoch,
                 self.process,
@@ -533,11 +538,22 @@ class StageProcess:
                     self._drop_requests()
                 self._endpoint.forget(epoch)
 
-    def _lose_touch(self) -> None:
-        """A coordinator on another host is silent: it is dead, or has given up for lost what is here. All other hosts
-        have been told to forget this process, and it forgets them."""
+    def _on_broken_link(self, epoch: int) -> None:
+        if epoch in (_COORDINATOR, self._view[0]):
+            self._is_cut = True
+            self._deaths.wake()
+            return
+        try:
+            self._endpoint.send(_COORDINATOR, BrokenLinkMessage(self._endpoint.epoch, epoch))
+        except OmniError as error:
+            log.warning("the coordinator does not know of a broken connection: %s", error)
+
+    def _lose_touch(self, silence: float) -> None:
+        """A coordinator on another host is silent, or the connection has broken: it is dead, or has given up for lost
+        what is here. All other hosts have been told to forget this process, or will be, and it forgets them."""
+        self._is_cut = False
         if self._view[0]:
-            log.warning("nothing was heard of the coordinator for %.0f s; its requests are dropped", self._silence)
+            log.warning("cut off from the coordinator, unheard for %.0f s; its requests are dropped", silence)
             coordinator, self._view = self._view[0], (0, 0)
             self._drop_requests()
             peers = [peer for peers in self._peers.values() for peer in peers]
