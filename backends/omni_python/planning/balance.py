@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from omni_python.planning.capacity import at_once, other_work
 from omni_python.planning.costs import Costs, StageCost
-from omni_python.planning.queues import Station, loop_station, queue_station, ticked_station
+from omni_python.planning.queues import Saturated, Station, loop_station, queue_station, ticked_station
 from omni_python.planning.sharing import Stretch, stretch
 from omni_python.planning.ways import Way, overlap, ways
 
 _ROUNDS = 200
 _CLOSE = 1e-4
+_NUDGE = 0.05
 
 
 @dataclass(frozen=True)
@@ -30,10 +31,30 @@ def factor(stage: StageCost, slower: Stretch) -> float:
 
 
 def balance(costs: Costs, rate: float, copies: Mapping[str, int]) -> Balance:
-    """The fixed point. Raises `Saturated`."""
+    """The fixed point, and how it sways about it. Raises `Saturated`.
+
+    When more requests than usual are in a loop, its steps are longer for all that they do beside it, too: by as much as
+    they would be at the higher rate that has so many there at all times.
+    """
+    found = settle(costs, rate, copies)
+    try:
+        other = settle(costs, rate * (1 + _NUDGE), copies)
+    except Saturated:
+        other = settle(costs, rate * (1 - _NUDGE), copies)
+    slopes = {
+        name: (other.stations[name].step.mean - station.step.mean) / (other.stations[name].batch - station.batch)
+        for name, station in found.stations.items()
+        if costs.stages[name].kind == "loop" and abs(other.stations[name].batch - station.batch) > _CLOSE
+    }
+    return settle(costs, rate, copies, slopes)
+
+
+def settle(costs: Costs, rate: float, copies: Mapping[str, int], slopes: Mapping[str, float] | None = None) -> Balance:
+    """The fixed point alone. `slopes` are the seconds by which a loop's step is longer with one request more, where
+    that is more than its own cost. Raises `Saturated`."""
     slower = dict.fromkeys(costs.stages, Stretch())
     for _ in range(_ROUNDS):
-        stations = _stations(costs, rate, copies, slower)
+        stations = _stations(costs, rate, copies, slower, slopes or {})
         found = Balance(stations, slower, ways(costs, stations, slower))
         before, slower = slower, {}
         for name, stage in costs.stages.items():
@@ -45,7 +66,7 @@ def balance(costs: Costs, rate: float, copies: Mapping[str, int]) -> Balance:
 
 
 def _stations(
-    costs: Costs, rate: float, copies: Mapping[str, int], slower: Mapping[str, Stretch]
+    costs: Costs, rate: float, copies: Mapping[str, int], slower: Mapping[str, Stretch], slopes: Mapping[str, float]
 ) -> dict[str, Station]:
     stations: dict[str, Station] = {}
     for name, stage in costs.stages.items():
@@ -53,13 +74,25 @@ def _stations(
         fixed, per_row, largest = stage.fixed * longer, stage.per_row * longer, stage.max_batch
         if stage.kind == "loop":
             first, steps, luck = stage.first * longer, stage.steps, slower[name].luck
-            stations[name] = loop_station(reached, first, fixed, per_row, steps, largest, servers, stage.steps_cv, luck)
+            station = loop_station(reached, first, fixed, per_row, steps, largest, servers, stage.steps_cv, luck)
+            if name in slopes:
+                fixed, per_row = _tilted(fixed, per_row, station.batch, slopes[name] * (1 - reached / servers * first))
+                tilted = loop_station(reached, first, fixed, per_row, steps, largest, servers, stage.steps_cv, luck)
+                station = replace(station, step=station.step._replace(variance=tilted.step.variance))
+            stations[name] = station
         elif stage.streams_from is not None:
             tick = stations[stage.streams_from].step.mean
             stations[name] = ticked_station(reached * stage.steps, fixed, per_row, largest, servers, tick)
         else:
             stations[name] = queue_station(reached * stage.steps, fixed, per_row, largest, servers, stage.cv)
     return stations
+
+
+def _tilted(fixed: float, per_row: float, batch: float, slope: float) -> tuple[float, float]:
+    """The line with this slope, not below what it had, through the same point."""
+    step = fixed + per_row * batch
+    slope = min(max(slope, per_row), step / batch)
+    return step - slope * batch, slope
 
 
 def _beside(costs: Costs, name: str, found: Balance, rate: float) -> list[float]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from omni_python.planning.costs import Costs, Device, StageCost
 from omni_python.planning.sharing import stretch
 
-_HALVINGS = 40
+_HALVINGS = 24
 _ROUNDS = 200
 _CLOSE = 1e-5
 

@@ -142,7 +142,7 @@ def _got(level: Level, metrics: ServerMetrics, process: str) -> float:
     stages = {lane.stage for one in level.answers for lane in one.trace.lanes if lane.process == process}
     if stages & metrics.gpus.keys():
         return 1.0
-    used = next((seconds for name, seconds in level.cpu.items() if name.endswith(f"_{process}")), None)
+    used = level.cpu.get(f"{level.answers[0].trace.pipeline}_{process}")
     took = sum(_wall(level, stage) for stage in stages)
     return 1.0 if used is None or not took else min(1.0, used / took)
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from omni_python.planning.balance import Balance, balance, factor
+from omni_python.planning.balance import Balance, balance, factor, settle
 from omni_python.planning.capacity import device_limits, saturation
 from omni_python.planning.costs import Costs
 from omni_python.planning.queues import Saturated
@@ -18,6 +18,9 @@ from omni_python.planning.spread import Spread
 
 SHAKY = 0.9
 """The share of the saturation beyond which small errors of the costs make large ones of the waits."""
+
+_HALVINGS = 14
+_ROOM = 8
 
 _QUIET = 1e-6
 """Requests a second at which nothing waits."""
@@ -84,7 +87,7 @@ def predict(costs: Costs, rate: float, copies: Mapping[str, int], percentile: fl
     most, weakest = saturation(limits, copies)
     if rate >= most:
         raise Saturated
-    found, quiet = balance(costs, rate, copies), balance(costs, _QUIET, copies)
+    found, quiet = balance(costs, rate, copies), settle(costs, _QUIET, copies)
     whole = _latency(_last(costs, found), _last(costs, quiet), costs.alone.whole_ms, percentile)
     assert whole is not None, "every pipeline has a last stage"
     devices = {
@@ -112,13 +115,22 @@ def predict(costs: Costs, rate: float, copies: Mapping[str, int], percentile: fl
 
 
 def at_concurrency(costs: Costs, clients: float, copies: Mapping[str, int], percentile: float = 95.0) -> Prediction:
-    """The rate at which so many requests are there on average (Little's law): a closed loop of as many clients."""
+    """The rate at which so many requests are there on average (Little's law): a closed loop of as many clients. Loops
+    that have room for all of these have it always, for no more come."""
+    roomy = {
+        name: msgspec.structs.replace(stage, max_batch=stage.max_batch * _ROOM)
+        for name, stage in costs.stages.items()
+        if stage.kind == "loop" and stage.max_batch * copies[stage.device] >= clients
+    }
+    costs = msgspec.structs.replace(costs, stages={**costs.stages, **roomy})
     most, _ = saturation(device_limits(costs), copies)
+    quiet = _last(costs, settle(costs, _QUIET, copies))
     least = 0.0
-    for _ in range(30):
+    for _ in range(_HALVINGS):
         rate = (least + most) / 2
         try:
-            there = rate * predict(costs, rate, copies, percentile).whole.mean_ms / 1e3
+            whole = _latency(_last(costs, settle(costs, rate, copies)), quiet, costs.alone.whole_ms, percentile)
+            there = rate * whole.mean_ms / 1e3 if whole else 0.0
         except Saturated:
             there = float("inf")
         least, most = (rate, most) if there < clients else (least, rate)

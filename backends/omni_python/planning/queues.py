@@ -17,6 +17,12 @@ _LARGEST_STATE = 1500
 _TAIL = 1e-6
 """The probability of states that are left out."""
 
+_CELLS = 16
+"""Of a tick, in the grid of what is left over."""
+
+_LONGEST_BACKLOG = 200
+"""In ticks."""
+
 _MOMENTS = 16
 """In which a step is looked at, for what an arrival finds of it."""
 
@@ -37,11 +43,14 @@ class Station:
     first: Spread
     step: Spread
     jitter: float = 0.0
+    join: float = 0.0
 
     def later(self, steps: float, kept: float = 1.0) -> Spread:
         """The time of `steps` steps, over which the mean step keeps a part of its variance."""
         mean, variance, _ = self.step
-        return Spread.gamma(steps * mean, steps**2 * variance * kept + steps * self.jitter)
+        return Spread.gamma(
+            steps * mean + min(steps, 1.0) * self.join, steps**2 * variance * kept + steps * self.jitter
+        )
 
 
 @lru_cache(maxsize=4096)
@@ -91,7 +100,7 @@ def _batches(rate: float, fixed: float, per_row: float, largest: int, cv: float)
     time = fixed + per_row * taken
     behind = np.maximum(left - taken, 0)
     share = _stationary(rate, time, behind, states)
-    idle = share[0] / rate
+    idle = float(share[0]) / rate
     cycle = float(share @ time) + idle
     # What an arrival finds: a step of each kind, at each of its moments, and who came in it before.
     done = (np.arange(_MOMENTS) + 0.5) / _MOMENTS
@@ -149,38 +158,47 @@ def loop_station(
     """Continuous batching: each of `servers` keeps up to `largest` requests and computes all of them in every step,
     `fixed + running * per_row`, until each had `steps - 1`, after a first one of its own that takes `first`.
 
-    The number of requests is a birth-death chain whose rate of ends with r running is r / ((steps - 1) (fixed + r
-    per_row)): a processor-sharing queue with a rate for each state, whose distribution depends on the mean of the steps
-    alone (Kelly 1979). First steps take `rate * first` of the time, which slows the others down. Requests go to the
-    replica with the fewest: they are spread evenly. Then Little's law. `cv` is that of the steps; a step's time varies
-    by `luck` (its variance by the square of its mean) for other reasons. Raises `Saturated`.
+    The number of requests is a birth-death chain: with r of them one ends every `first + (steps - 1) (fixed / r +
+    per_row)` seconds. That is a processor-sharing queue with a rate for each state, whose distribution depends on the
+    mean of the steps alone (Kelly 1979). First steps hold all others up, as work of higher priority does: by
+    rate * first^2 / 2 / ((1 - load of first steps) (1 - load)) (Cobham 1954), where fixed times, which more requests
+    do not make longer, are no load. Requests go to the replica with the fewest: they are spread evenly. Then Little's
+    law. `cv` is that of the steps; a step's time varies by `luck` (its variance by the square of its mean) for other
+    reasons. Raises `Saturated`.
     """
     one = rate / servers
     free = 1 - one * first
     later = steps - 1
-    if free <= 0 or one * later * (fixed / largest + per_row) >= free:
+    if one * (first + later * (fixed / largest + per_row)) >= 1:
         raise Saturated
     if later == 0:
         return queue_station(rate, 0.0, first, 1, servers, 0.0)
-    ends = np.array([0.0, *(r * free / (later * (fixed + r * per_row)) for r in range(1, largest + 1))])
+    ends = np.array([0.0, *(1 / (first + later * (fixed / r + per_row)) for r in range(1, largest + 1))])
     chances = _birth_death(rate, ends, largest, servers)
     numbers = np.arange(len(chances))
     present = float(chances @ numbers)
     waiting = float(chances @ np.maximum(numbers - largest * servers, 0))
-    running = (present - waiting) / servers
     spread = float(chances @ (numbers - present) ** 2) / servers
     busy = float(chances @ np.minimum(numbers / servers, 1.0))
-    step = (present - waiting) / rate / later
-    use = min(1.0, one * first + free * busy)
+    all_busy = float(chances[servers:].sum())  # what an arrival finds, which goes to an idle one where there is one
+    stay = (present - waiting) / rate
+    iteration = (stay - first) / later
     slow = (per_row / free) ** 2 * spread
     # An iteration is a step and the first ones of those who came in the last, a Poisson number.
-    jitter = step * one * first**2 / (1 - (one * first) ** 2) + luck * step**2
-    # An arrival finds its replica busy when all are.
-    all_busy = use * float(chances[servers:].sum()) / busy if busy else 0.0
-    wait, begin = _to_begin(one, first, all_busy, step, (slow + jitter) / step**2)
+    jitter = iteration * one * first**2 / (1 - (one * first) ** 2) + luck * iteration**2
+    wait, begin = _to_begin(one, first, all_busy, iteration, (slow + jitter) / iteration**2)
+    held_up = one * first**2 / 2 / (free * (1 - one * (first + later * per_row)))
+    step = max(fixed + per_row, (stay + held_up - begin.mean) / later)
     slot = waiting / rate * (1 + cv**2) / 2
-    wait = wait.plus(Spread.gamma(slot, 2 * slot**2))
-    return Station(use, running / busy if busy else 1.0, wait, begin, Spread(step, slow), jitter)
+    return Station(
+        busy,
+        (present - waiting) / servers / busy,
+        wait.plus(Spread.gamma(slot, 2 * slot**2)),
+        begin,
+        Spread(step, slow),
+        jitter,
+        all_busy * iteration * free,
+    )
 
 
 def _to_begin(rate: float, first: float, use: float, iteration: float, varied: float) -> tuple[Spread, Spread]:
@@ -229,23 +247,21 @@ def ticked_station(rate: float, fixed: float, per_row: float, largest: int, serv
 
 
 def _backlog(chances: np.ndarray, work: np.ndarray, tick: float) -> Spread:
-    """Seconds of work left at a tick: W' = max(0, W + work - tick)."""
-    grid = tick / 32
-    cells = np.rint(work / grid).astype(int)
-    jumps = np.bincount(cells, weights=chances)
-    left = np.zeros(1)
-    left[0] = 1.0
-    for _ in range(2000):
-        moved = np.convolve(left, jumps)
-        next = np.concatenate(([moved[:33].sum()], moved[33:]))[: 32 * 200]
-        size = max(len(left), len(next))
-        change = np.abs(np.pad(next, (0, size - len(next))) - np.pad(left, (0, size - len(left)))).sum()
-        kept = np.nonzero(np.cumsum(next[::-1])[::-1] > 1e-9)[0]
-        left = next[: kept[-1] + 1] if len(kept) else next[:1]
-        if change < 1e-6:
-            break
-    times = np.arange(len(left)) * grid
-    return Spread.of_moments(*(float(left @ times**power) for power in (1, 2, 3)))
+    """Seconds of work left at a tick: W' = max(0, W + work - tick), from W = 0 until its mean stays."""
+    grid = tick / _CELLS
+    jumps = np.bincount(np.rint(work / grid).astype(int), weights=chances)
+    if len(jumps) <= _CELLS + 1:
+        return Spread(0.0)
+    left, before = np.ones(1), -1.0
+    times = np.arange(_LONGEST_BACKLOG * _CELLS) * grid
+    while (mean := float(left @ times[: len(left)])) - before > 1e-5 * (mean + grid):
+        before = mean
+        moved = np.convolve(left, jumps)[: len(times)]
+        done = _CELLS + 1
+        left = np.concatenate(([moved[:done].sum()], moved[done:]))
+        while len(left) > 1 and left[-1] < 1e-12:
+            left = left[: max(1, len(left) - _CELLS)]
+    return Spread.of_moments(*(float(left @ times[: len(left)] ** power) for power in (1, 2, 3)))
 
 
 def _birth_death(rate: float, ends: np.ndarray, largest: int, servers: int) -> np.ndarray:

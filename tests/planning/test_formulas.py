@@ -1,0 +1,142 @@
+"""The stations' formulas against closed forms, and against simulations of single stations."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import msgspec
+import numpy as np
+import pytest
+from scipy import stats
+
+from omni_python.planning.costs import Costs, Device, StageCost
+from omni_python.planning.queues import Saturated, Station, erlang_c, loop_station, queue_station
+from omni_python.planning.sharing import stretch
+from omni_python.planning.spread import Spread
+from tests.planning.simulation import simulate
+
+
+def test_erlang_c_is_the_sum_of_its_definition() -> None:
+    chance = random.Random(0)
+    for _ in range(20):
+        servers = chance.randrange(1, 12)
+        load = chance.uniform(0.05, 0.97) * servers
+        top = load**servers / math.factorial(servers) * servers / (servers - load)
+        whole = sum(load**k / math.factorial(k) for k in range(servers)) + top
+        assert erlang_c(servers, load) == pytest.approx(top / whole)
+
+
+def test_batches_of_one_are_pollaczek_and_khinchine() -> None:
+    """The chain of batches, where a second one never pays, is M/D/1."""
+    rate, time = 60.0, 0.01
+    single = queue_station(rate, 0.0, time, 1, 1, 0.0)
+    assert single.wait.mean == pytest.approx(rate * time**2 / (2 * (1 - rate * time)))
+    # Batches of two that take twice as long do the same work, but all of a batch end together.
+    double = queue_station(rate, 0.0, time, 2, 1, 0.0)
+    assert double.utilisation == pytest.approx(single.utilisation, rel=1e-3)
+    assert double.wait.mean + double.first.mean > single.wait.mean + single.first.mean
+
+
+def test_a_loop_whose_steps_do_not_depend_on_their_number_never_waits_for_others() -> None:
+    """M/G/infinity: the number there is Poisson, and a step takes what it takes."""
+    station = loop_station(20.0, 0.0, 0.01, 0.0, 51, 1000, 1, 0.0, 0.0)
+    assert station.step.mean == pytest.approx(0.01)
+    assert station.utilisation == pytest.approx(1 - math.exp(-20.0 * 50 * 0.01), rel=1e-6)
+
+
+def test_a_loop_that_computes_one_by_one_is_processor_sharing() -> None:
+    """M/G/1 with processor sharing: the mean stay is the work by 1 - load."""
+    rate, work = 8.0, 0.1
+    station = loop_station(rate, 0.0, 0.0, work / 50, 51, 10_000, 1, 0.0, 0.0)
+    assert 50 * station.step.mean == pytest.approx(work / (1 - rate * work), rel=1e-6)
+
+
+def test_quantiles_are_those_of_a_gamma_distribution() -> None:
+    for shape in (0.7, 1.0, 3.0, 20.0):
+        time = Spread.gamma(2.0, 4.0 / shape)
+        for percentile in (50, 95, 99):
+            assert time.quantile(percentile) == pytest.approx(
+                stats.gamma(shape, scale=2 / shape).ppf(percentile / 100), rel=0.03
+            )
+
+
+def test_a_time_that_some_need() -> None:
+    values = np.random.default_rng(1).gamma(3.0, 2.0, 400_000) * (np.random.default_rng(2).random(400_000) < 0.3)
+    mixed = Spread.gamma(6.0, 12.0).by_some(0.3)
+    assert mixed.mean == pytest.approx(values.mean(), rel=0.02)
+    assert mixed.variance == pytest.approx(values.var(), rel=0.02)
+    assert mixed.third == pytest.approx(((values - values.mean()) ** 3).mean(), rel=0.05)
+
+
+def test_steps_that_share_cores() -> None:
+    assert stretch(2, [1.0]).steady == 1.0
+    assert stretch(1, [1.0, 1.0]).steady == pytest.approx(3.0)
+    half = stretch(1, [0.5])
+    assert half.steady == pytest.approx(4 / 3) and half.single == pytest.approx(1.5)
+    assert half.variance == pytest.approx(0.25)
+
+
+def test_what_cannot_be_computed_is_said() -> None:
+    with pytest.raises(Saturated):
+        queue_station(11.0, 0.1, 0.0, 1, 1, 0.0)
+    with pytest.raises(Saturated):
+        loop_station(11.0, 0.05, 0.005, 0.0005, 11, 1, 1, 0.0, 0.0)
+    assert queue_station(11.0, 0.1, 0.0, 2, 1, 0.0).utilisation < 1
+
+
+def one_queue(chance: random.Random) -> tuple[StageCost, float]:
+    """A stage that takes what waits, and a rate that it can do."""
+    largest = chance.choice([1, 2, 4, 8])
+    stage = StageCost(
+        device="host",
+        fixed_ms=chance.uniform(2, 20),
+        per_row_ms=chance.uniform(0.5, 10),
+        max_batch=largest,
+        workers=chance.choice([1, 1, 3]),
+    )
+    return stage, chance.uniform(0.2, 0.85) * stage.workers / stage.least_work
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_queue_against_its_simulation(seed: int) -> None:
+    stage, rate = one_queue(random.Random(seed))
+    seen = simulate(one_stage(stage), rate, {"host": 1}, requests=4000, seed=seed)
+    station = queue_station(rate, stage.fixed, stage.per_row, stage.max_batch, stage.workers, 0.0)
+    assert station.utilisation == pytest.approx(seen.utilisation["it"], rel=0.03)
+    check(station, seen.whole, rel=0.1)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_loop_against_its_simulation(seed: int) -> None:
+    """First steps and later ones, more or less of the time."""
+    chance = random.Random(seed)
+    stage = StageCost(
+        device="host",
+        kind="loop",
+        first_ms=chance.uniform(5, 20),
+        fixed_ms=chance.uniform(2, 8),
+        per_row_ms=chance.uniform(0.1, 1),
+        steps=chance.randrange(10, 40),
+        steps_cv=0.3,
+        max_batch=32,
+    )
+    rate = (0.3, 0.5, 0.7)[seed] / stage.least_work
+    seen = simulate(one_stage(stage), rate, {"host": 1}, requests=1500, seed=seed)
+    station = loop_station(
+        rate, stage.first, stage.fixed, stage.per_row, stage.steps, stage.max_batch, 1, stage.steps_cv, 0.0
+    )
+    stay = station.wait.mean + station.first.mean + (stage.steps - 1) * station.step.mean
+    assert stay == pytest.approx(seen.whole.mean(), rel=0.1)
+    assert station.wait.mean + station.first.mean == pytest.approx(seen.first_text.mean(), rel=0.1)
+
+
+def one_stage(stage: StageCost) -> Costs:
+    stage = msgspec.structs.replace(stage, output="text")
+    return Costs(devices={"host": Device(cores=stage.workers)}, stages={"it": stage})
+
+
+def check(station: Station, seen: np.ndarray, rel: float) -> None:
+    time = station.wait.plus(station.first)
+    assert time.mean == pytest.approx(seen.mean(), rel=rel)
+    assert time.quantile(95) == pytest.approx(np.percentile(seen, 95), rel=2 * rel)
