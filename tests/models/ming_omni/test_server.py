@@ -30,8 +30,8 @@ from omni_python.serve.triton_server import ServerOptions, TritonServer
 from tests.models.ming_omni.test_pipeline import RATE, STEP, pieces
 from tests.oracle.ming_omni_reference import Reference
 
-QUESTION = "Name a fish."
-SAMPLING = {"max_tokens": 60, "talker": {"seed": 6, "max_tokens": 6, "ignore_eos": True}}
+QUESTION = "Draw."
+SAMPLING = {"max_tokens": 40, "talker": {"seed": 6, "max_tokens": 6, "ignore_eos": True}}
 SAMPLES = 3 * 6 * STEP
 
 
@@ -108,7 +108,7 @@ def test_openai(server: TritonServer) -> None:
             messages=[{"role": "user", "content": QUESTION}],
             modalities=["text", "audio"],
             audio={"voice": "default", "format": "wav"},
-            max_completion_tokens=60,
+            max_completion_tokens=40,
             extra_body={"talker": SAMPLING["talker"]},
         )
         audio = completion.choices[0].message.audio
