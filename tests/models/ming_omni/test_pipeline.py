@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from omni_python.models.ming_omni.config import MingOmniSpeechPipelineConfig
+from omni_python.models.ming_omni.config import MingOmniSpeechPipelineConfig, MingOmniTextPipelineConfig
 from omni_python.models.ming_omni.segmenter import TextSplitter
 from omni_python.proto.errors import InvalidArgument, Unsupported
 from omni_python.proto.payload import AudioOutput, Payload, TextOutput
@@ -223,3 +223,17 @@ def test_a_client_that_leaves_frees_all(pipeline: Pipeline) -> None:
         pass
     sink.cancelled = True
     pipeline.wait_empty(20)
+
+
+def test_the_text_pipeline_gives_the_same_text_and_no_speech(
+    ming: Path, pipeline: Pipeline, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    ask = Ask("Draw.", tokens=12, modalities=("text",), voice=None)
+    (spoken,) = answers(pipeline, ask)
+    config = MingOmniTextPipelineConfig(model_path=str(ming), runtime_overrides={"thinker": {"kv_tokens": 1024}})
+    with running(config, tmp_path_factory.mktemp("t")) as text:
+        (answer,) = answers(text, ask)
+        assert answer.text == spoken.text and not len(answer.samples)
+        with pytest.raises(InvalidArgument, match="this pipeline cannot speak"):
+            answers(text, replace(ask, modalities=("audio",)))
+        text.wait_empty()
