@@ -105,6 +105,6 @@ def three_hosts(tmp_path_factory: pytest.TempPathFactory, tiny_checkpoint: Path)
             # These hosts are one machine, whose memory UCX would read directly.
             environment.setenv("UCX_TLS", "tcp,self")
             stack.callback(hosts.stop, *wire.addresses)
-            with ThreadPoolExecutor() as threads:
-                list(threads.map(hosts.start, wire.addresses))
+            for host in wire.addresses:
+                hosts.start(host)
         yield hosts

@@ -60,6 +60,14 @@ def test_a_killed_process_is_told_of_at_once_and_brought_back_by_its_host(three_
     assert three_hosts.line(nbytes=LARGE) == LARGE_ANSWER
 
 
+def test_a_short_cut_only_delays(three_hosts: Hosts) -> None:
+    with _asked(three_hosts, nbytes=LARGE, delay=1, delay_stage="b") as answers:
+        three_hosts.wire.cut.add(THINK)
+        time.sleep(SILENCE / 2)
+        three_hosts.wire.cut.clear()
+        assert answers.get(timeout=10) == LARGE_ANSWER
+
+
 def test_a_host_that_is_cut_off_silently_fails_its_requests_alone_and_comes_back(three_hosts: Hosts) -> None:
     before = _stub(three_hosts, SPEECH, "noop_line_c").pid
     with _asked(three_hosts, delay=6, delay_stage="c") as answers:
@@ -81,7 +89,7 @@ def test_a_host_that_was_killed_is_back_when_its_server_is(three_hosts: Hosts) -
         three_hosts.servers[THINK].kill()
         three_hosts.stop(THINK)
         error = answers.get(timeout=3 * SILENCE)["error"]
-        assert error.startswith("UNAVAILABLE: process b (stages b) on host think has not been heard of for")
+        assert error.startswith("UNAVAILABLE: process b (stages b) on host think was cut off: a connection")
     three_hosts.start(THINK)
     assert three_hosts.line(nbytes=LARGE) == LARGE_ANSWER
 

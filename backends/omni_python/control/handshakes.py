@@ -1,4 +1,7 @@
-"""Who may connect from another host: only those who prove the pipeline's key. Others are refused and logged."""
+"""Who may connect from another host: only those who prove the pipeline's key. Others are refused and logged.
+
+And what becomes of connections: with one that breaks, messages are lost.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import itertools
 import logging
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import zmq
@@ -23,6 +27,7 @@ LOG_PERIOD = 10.0
 _ZAP_ADDRESS = "inproc://zeromq.zap.01"  # ZAP is RFC 27
 _ZAP_VERSION = b"1.0"
 _FAILED = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+_EVENTS = _FAILED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | zmq.EVENT_MONITOR_STOPPED
 _ids = itertools.count(1)
 
 log = logging.getLogger(__name__)
@@ -42,25 +47,31 @@ class Handshakes:
         self._orders_address = f"inproc://omni-handshakes-{next(_ids)}"
         self._orders = context.socket(zmq.PULL)
         self._orders.bind(self._orders_address)
-        self._monitors: dict[zmq.Socket[bytes], bytes] = {}
+        self._monitors: dict[zmq.Socket[bytes], bytes] = {}  # the address of each
+        self._watched: dict[bytes, tuple[str, Callable[[], object] | None]] = {}  # by the monitor's address
+        self._connected: set[zmq.Socket[bytes]] = set()
         self._logged: dict[str, float] = {}
         self._thread = threading.Thread(target=self._run, name="omni-handshakes", daemon=True)
         self._thread.start()
 
-    def watch(self, watched: zmq.Socket[bytes], what: str) -> None:
-        """Log handshakes of a socket that fail; `what` is its address. It must not be in use on another thread."""
+    def watch(self, watched: zmq.Socket[bytes], what: str, on_broken: Callable[[], object] | None = None) -> None:
+        """Log handshakes of a socket that fail; `what` is its address. It must not be in use on another thread.
+
+        `on_broken` is called on the thread of this when its connection, that of a socket with one, has broken.
+        """
         address = f"inproc://omni-monitor-{next(_ids)}"
-        watched.monitor(address, _FAILED | zmq.EVENT_MONITOR_STOPPED)
-        self._order(address.encode(), what.encode())
+        watched.monitor(address, _EVENTS)
+        self._watched[address.encode()] = what, on_broken
+        self._order(address.encode())
 
     def stop(self) -> None:
         self._order(b"")
         self._thread.join()
 
-    def _order(self, *frames: bytes) -> None:
+    def _order(self, address: bytes) -> None:
         with self._context.socket(zmq.PUSH) as orders:
             orders.connect(self._orders_address)
-            orders.send_multipart(frames)
+            orders.send(address)
 
     def _run(self) -> None:
         poller = zmq.Poller()
@@ -75,18 +86,19 @@ class Handshakes:
                     running = self._take_order(poller)
                 elif not self._hear(ready):
                     poller.unregister(ready)
-                    del self._monitors[ready]
+                    del self._watched[self._monitors.pop(ready)]
+                    self._connected.discard(ready)
                     ready.close(linger=0)
         for own in (self._zap, self._orders, *self._monitors):
             own.close(linger=0)
 
     def _take_order(self, poller: zmq.Poller) -> bool:
-        address, *what = self._orders.recv_multipart()
+        address = self._orders.recv()
         if not address:
             return False
         monitor = self._context.socket(zmq.PAIR)
         monitor.connect(address.decode())
-        self._monitors[monitor] = what[0]
+        self._monitors[monitor] = address
         poller.register(monitor, zmq.POLLIN)
         return True
 
@@ -108,9 +120,15 @@ class Handshakes:
     def _hear(self, monitor: Any) -> bool:
         """An event of a watched socket; False if it was the last."""
         event = parse_monitor_message(monitor.recv_multipart())
-        what = self._monitors[monitor].decode()
+        what, on_broken = self._watched[self._monitors[monitor]]
         if event["event"] & _FAILED:
             self._log(f"refused at {what}: the other side did not prove the pipeline's key (endpoints.key_file)")
+        elif event["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+            self._connected.add(monitor)
+        elif event["event"] == zmq.EVENT_DISCONNECTED and monitor in self._connected:
+            self._connected.discard(monitor)
+            if on_broken is not None:
+                on_broken()
         return event["event"] != zmq.EVENT_MONITOR_STOPPED
 
     def _log(self, text: str) -> None:

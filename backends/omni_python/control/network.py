@@ -7,6 +7,7 @@ import ipaddress
 import logging
 import socket
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import zmq
@@ -72,15 +73,16 @@ class Network:
                 )
             time.sleep(_RETRY)
 
-    def reach(self, outlet: zmq.Socket[bytes], url: str) -> None:
-        """Let a socket connect to a process of another host."""
+    def reach(self, outlet: zmq.Socket[bytes], url: str, on_broken: Callable[[], object] | None = None) -> None:
+        """Let a socket connect to a process of another host. `on_broken` is called on another thread when a connection
+        has broken: messages may be lost with it. It is made again in any case."""
         key = self.place.key
         outlet.curve_publickey, outlet.curve_secretkey, outlet.curve_serverkey = key.public, key.secret, key.public
         outlet.setsockopt(zmq.CONNECT_TIMEOUT, _CONNECT_TIMEOUT)
         outlet.setsockopt(zmq.RECONNECT_IVL, _RECONNECT)
         outlet.setsockopt(zmq.RECONNECT_IVL_MAX, _RECONNECT_MAX)
         self._keep_alive(outlet)
-        self._handshakes.watch(outlet, url)
+        self._handshakes.watch(outlet, url, on_broken)
         outlet.connect(url)
 
     def close(self) -> None:

@@ -30,6 +30,7 @@ from omni_python.pipeline.tracing.store import TraceStore
 from omni_python.proto.errors import Cancelled, DeadlineExceeded, InvalidArgument, OmniError, Unavailable, Unsupported
 from omni_python.proto.messages import (
     AbortMessage,
+    BrokenLinkMessage,
     BrokenMessage,
     CompleteMessage,
     ControlMessage,
@@ -123,7 +124,15 @@ class Coordinator:
         self._directory = directory
         address = coordinator_address(directory, spec.name)
         network = None if place is None else place.network
-        self._endpoint = Endpoint(directory, self._on_message, relay, address, host, network)
+        self._endpoint = Endpoint(
+            directory,
+            self._on_message,
+            relay,
+            address,
+            host,
+            network,
+            lambda epoch: self._members.link_broken(epoch),
+        )
         self._carrier = self._endpoint.carrier
         self._members = Members(
             spec,
@@ -342,6 +351,8 @@ class Coordinator:
                 self._members.leave(message.epoch)
             case BrokenMessage():
                 self._members.end(message)
+            case BrokenLinkMessage():
+                self._members.link_broken(message.to)
             case GoneMessage():
                 self._members.gone(message)
             case DrainMessage():

@@ -9,6 +9,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -44,7 +45,8 @@ class Endpoint:
 
     `handle` gets every message but credits; those of one peer that carry data, in the order in which they were sent. It
     is called on the receiving thread, or on one that may wait for bytes to come; an abort overtakes what waits there.
-    With a `place` it also hears, and reaches, peers on other hosts.
+    With a `place` it also hears, and reaches, peers on other hosts; `on_broken` is called with the epoch of one whose
+    connection has broken, on another thread: messages may be lost.
     """
 
     def __init__(
@@ -55,6 +57,7 @@ class Endpoint:
         address: str | None = None,
         host: str | None = None,
         place: NetworkPlace | None = None,
+        on_broken: Callable[[int], object] = lambda epoch: None,
     ) -> None:
         self.epoch = new_epoch()
         self.pid = os.getpid()
@@ -67,14 +70,14 @@ class Endpoint:
             self.carrier.site = msgspec.structs.replace(self.carrier.site, name=place.host, address=place.url)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._handle = handle
+        self._on_broken = on_broken
         self._network = None if place is None else Network(self._context, place)
         address = address or socket_address(directory, socket_name(self.epoch))
         self._inbox = Inbox(self._context, address, self._on_message, self._network)
         self._outlets: dict[int, Outlet] = {}
         self._lock = threading.Lock()
-        self._transfers: queue.SimpleQueue[DataMessage | None] = queue.SimpleQueue()
+        self._transfers: dict[int, Transfers] = {}  # by peer: one that is cut off does not hold up the others
         self._behind: Counter[int] = Counter()  # messages of each peer that wait for bytes, or behind one that does
-        self._transferring = threading.Thread(target=self._transfer, name="omni-transfer", daemon=True)
 
     @property
     def address(self) -> str:
@@ -82,14 +85,13 @@ class Endpoint:
 
     def start(self) -> None:
         self._credits.start()
-        self._transferring.start()
         self._inbox.start()
 
     def stop(self) -> None:
         """Close everything; messages that peers have not taken within 0.2 s are lost."""
         self._inbox.stop()
-        self._transfers.put(None)
-        self._transferring.join()
+        for transfers in self._transfers.values():
+            transfers.stop()
         self.carrier.close()
         self._credits.stop()
         with self._lock:
@@ -110,7 +112,7 @@ class Endpoint:
                 address = site.address
         with self._lock:
             if epoch not in self._outlets:
-                self._outlets[epoch] = Outlet(self._context, address, self._network)
+                self._outlets[epoch] = Outlet(self._context, address, self._network, partial(self._on_broken, epoch))
 
     def is_remote(self, site: Site) -> bool:
         """Whether a peer is on another host of the pipeline."""
@@ -129,6 +131,8 @@ class Endpoint:
         if outlet is not None:
             outlet.close()
         self.carrier.forget(epoch)
+        if (transfers := self._transfers.pop(epoch, None)) is not None:
+            transfers.end()
 
     def remove_socket(self, epoch: int) -> None:
         """Remove the file that a dead process of this host has left."""
@@ -151,7 +155,9 @@ class Endpoint:
         elif isinstance(message, _DATA_MESSAGES) and self._must_wait(message):
             with self._lock:
                 self._behind[message.epoch] += 1
-            self._transfers.put(message)
+            if message.epoch not in self._transfers:
+                self._transfers[message.epoch] = Transfers(self._handle_next)
+            self._transfers[message.epoch].put(message)
         else:
             self._credits.hold()
             try:
@@ -163,22 +169,13 @@ class Endpoint:
         """Whether a message's bytes have yet to come, or it would overtake one of the same peer whose bytes have."""
         return self._behind.get(message.epoch, 0) > 0 or self.carrier.travels(message.payload)
 
-    def _transfer(self) -> None:
-        while self._transfer_next():
-            pass
-
-    def _transfer_next(self) -> bool:
-        """A method of its own, so that no payload is held while waiting for the next."""
-        message = self._transfers.get()
-        if message is None:
-            return False
+    def _handle_next(self, message: DataMessage) -> None:
         try:
             self._handle(message)
         except Exception:
             log.exception("could not handle %s", type(message).__name__)
         with self._lock:
             self._behind[message.epoch] -= 1
-        return True
 
     def _send_credits(self, epoch: int, relay: str, generations: list[int], wait: bool) -> bool:
         """Whether they need not be sent once more."""
@@ -192,6 +189,40 @@ class Endpoint:
             outlet.send(message)
         except OmniError as error:
             log.warning("credits lost: %s", error)
+        return True
+
+
+class Transfers:
+    """A thread on which messages of one peer wait for their bytes, one after the other."""
+
+    def __init__(self, handle: Callable[[DataMessage], None]) -> None:
+        self._handle = handle
+        self._messages: queue.SimpleQueue[DataMessage | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="omni-transfer", daemon=True)
+        self._thread.start()
+
+    def put(self, message: DataMessage) -> None:
+        self._messages.put(message)
+
+    def end(self) -> None:
+        """Let the thread end once it has handled what is waiting."""
+        self._messages.put(None)
+
+    def stop(self) -> None:
+        """The same, and wait for it."""
+        self.end()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while self._next():
+            pass
+
+    def _next(self) -> bool:
+        """A method of its own, so that no payload is held while waiting for the next."""
+        message = self._messages.get()
+        if message is None:
+            return False
+        self._handle(message)
         return True
 
 

@@ -22,6 +22,9 @@ from omni_python.proto.messages import (
     Route,
 )
 
+KEEPER_PATIENCE = 0.5
+"""Seconds after a connection broke in which a keeper may tell what became of the process."""
+
 HELD_UP = 3.0
 """Seconds without a look at heartbeats (one is due each second at least) that cannot be held against the others."""
 
@@ -58,6 +61,7 @@ class Members:
         self._checked = time.monotonic()  # when heartbeats were last looked at
         self._leaving: dict[int, Peer] = {}  # epoch -> a process whose model is being unloaded
         self._broken: dict[int, str] = {}  # epoch -> what a process said that cannot go on
+        self._broken_links: dict[int, float] = {}  # epoch -> when its process is lost for that
         self._cut_off: set[int] = set()  # epochs of silent processes on other hosts, which may live
         self._departed: set[int] = set()  # epochs of processes that were told goodbye
         self._given_up: dict[tuple[str, int], str] = {}  # process and replica -> why it will not come back
@@ -113,6 +117,11 @@ class Members:
         if message.for_good:
             self.give_up(message.process, message.replica, message.reason)
 
+    def link_broken(self, epoch: int) -> None:
+        """A process's connection with one of another host broke; whatever was on its way may be lost. Called on any
+        thread."""
+        self._broken_links.setdefault(epoch, time.monotonic() + KEEPER_PATIENCE)
+
     def _is_behind(self, message: RegisterMessage) -> bool:
         """Whether a process on another host still works on what was given up for lost when it was cut off. It drops
         that when it has heard nothing from here for long, and then says that it knows no coordinator."""
@@ -154,16 +163,25 @@ class Members:
         held_up, self._checked = now - self._checked, now
         if held_up > HELD_UP:  # this process was: nobody's heartbeats could be heard meanwhile
             self._heard = {epoch: heard + held_up for epoch, heard in self._heard.items()}
+        for epoch, due in list(self._broken_links.items()):
+            if now > due:
+                del self._broken_links[epoch]
+                self._cut(epoch, "was cut off: a connection with another host broke")
         for epoch, heard in list(self._heard.items()):
             if now - heard > self._silence:
                 peer = self.registry.peer(epoch)
                 if peer is not None and self._endpoint.is_remote(peer.site):
-                    self._cut_off.add(epoch)
-                    self.lose(epoch, f"has not been heard of for {now - heard:.0f} s")
+                    self._cut(epoch, f"has not been heard of for {now - heard:.0f} s")
                     continue
                 log.error("a stage process has been silent for %.0f s and is killed", now - heard)
                 self._heard.pop(epoch)
                 self._deaths.kill(epoch)
+
+    def _cut(self, epoch: int, what: str) -> None:
+        """A process of another host may live, but is lost for now."""
+        if self.registry.peer(epoch) is not None:
+            self._cut_off.add(epoch)
+            self.lose(epoch, what)
 
     def dismiss(self) -> None:
         """Say goodbye to leaving processes that no running request needs."""

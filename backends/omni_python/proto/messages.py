@@ -200,6 +200,12 @@ class GoneMessage(_Message, frozen=True):
     for_good: bool = False
 
 
+class BrokenLinkMessage(_Message, frozen=True):
+    """Stage process to coordinator: its connection with the process `to`, on another host, has broken."""
+
+    to: int
+
+
 class ProfileMessage(_Message, frozen=True):
     """`omni profile` to the coordinator, which passes it on to the processes of `stages`: profile yourselves for
     `seconds`, and write a Chrome trace into `directory`. Answers go to the socket `reply_to`."""
@@ -268,6 +274,7 @@ ControlMessage = (
     | LeaveMessage
     | BrokenMessage
     | GoneMessage
+    | BrokenLinkMessage
     | DrainMessage
     | ProfileMessage
     | StopProfileMessage
