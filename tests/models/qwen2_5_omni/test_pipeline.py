@@ -33,7 +33,7 @@ CODE = 480
 """Samples of a code."""
 CLEAR = 5e-4
 """A greedy choice by less may fall the other way in another implementation."""
-STEPS = 4
+STEPS = 2
 """Of the waveform's diffusion; with Hugging Face's 10 the server is tested."""
 
 
