@@ -103,7 +103,7 @@ def test_a_queue_against_its_simulation(seed: int) -> None:
     stage, rate = one_queue(random.Random(seed))
     seen = simulate(one_stage(stage), rate, {"host": 1}, requests=4000, seed=seed)
     station = queue_station(rate, stage.fixed, stage.per_row, stage.max_batch, stage.workers, 0.0)
-    assert station.utilisation == pytest.approx(seen.utilisation["it"], rel=0.03)
+    assert station.utilisation == pytest.approx(seen.utilisation["it"], rel=0.06)
     check(station, seen.whole, rel=0.1)
 
 

@@ -65,15 +65,14 @@ def test_one_gpu_or_two(file: str, capsys: pytest.CaptureFixture[str]) -> None:
 def test_copies_that_are_given_stay(file: str, capsys: pytest.CaptureFixture[str]) -> None:
     [plan] = planned(capsys, file, "--rate", "60", "--copies", "gpu0=5")
     assert plan["devices"]["gpu0"]["copies"] == 5
-    assert main(["plan", file, "--rate", "60", "--copies", "gpu0=1"]) == 2
-    assert "60 requests/s are too many for 1 of gpu0" in capsys.readouterr().err
+    assert main(["plan", file, "--rate", "100", "--copies", "gpu0=1"]) == 2
+    assert "100 requests/s are too many for 1 of gpu0" in capsys.readouterr().err
 
 
 def test_clients_that_ask_again(file: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Little's law: as many requests as clients are there."""
-    plans = planned(capsys, file, "--concurrency", "1,8")
-    for plan, clients in zip(plans, (1, 8), strict=True):
-        assert plan["rate"] * plan["whole"]["mean_ms"] / 1e3 == pytest.approx(clients, rel=0.03)
+    [plan] = planned(capsys, file, "--concurrency", "6")
+    assert plan["rate"] * plan["whole"]["mean_ms"] / 1e3 == pytest.approx(6, rel=0.03)
 
 
 def test_tables_are_for_people(file: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,6 +12,7 @@ from functools import lru_cache
 import numpy as np
 
 from omni_python.planning.spread import Spread
+from omni_python.proto.errors import InvalidArgument
 
 _LARGEST_STATE = 1500
 _TAIL = 1e-6
@@ -27,8 +28,11 @@ _MOMENTS = 16
 """In which a step is looked at, for what an arrival finds of it."""
 
 
-class Saturated(Exception):
+class Saturated(InvalidArgument):
     """More comes than can be computed."""
+
+    def __init__(self) -> None:
+        super().__init__("the load is more than the pipeline can do: give it more copies, or less to do")
 
 
 @dataclass(frozen=True)
