@@ -66,7 +66,8 @@ def main() -> None:
         repository, downloads = Path(folder) / "models", Path(folder) / "downloads"
         downloads.mkdir()
         settings = [argument for setting in args.set for argument in ("--set", setting)]
-        omni(["compile", PIPELINE, "--model-path", str(args.model_path.resolve()), "--output", str(repository), *settings])
+        checkpoint = ["--model-path", str(args.model_path.resolve())]
+        omni(["compile", PIPELINE, *checkpoint, "--output", str(repository), *settings])
         options = ServerOptions(model_repository=repository, http_port=0, grpc_port=0, metrics_port=0)
         with TritonServer.start(options, timeout_s=300) as server, OmniClient(server.grpc_url, PIPELINE) as client:
             client.chat("Ready.")  # the networks' first run allocates

@@ -37,6 +37,12 @@ def test_the_first_clause_does_not_wait_for_its_sentence() -> None:
     assert splitter.push(text[:60]) == ["When the rain had stopped at last,"], "before the sentence is over"
 
 
+def test_without_a_clause_a_phrase_is_enough() -> None:
+    text = "The old man walked along the river and then he sat down with a book under a tree."
+    assert sentences([text]) == ["The old man walked along the river", "and then he sat down with a book under a tree."]
+    assert sentences(["The old man sat down with a book."]) == ["The old man sat down with a book."]
+
+
 def test_long_sentences_are_cut() -> None:
     words = " ".join(f"word{n}," if n % 7 == 0 else f"word{n}" for n in range(200))
     cut = sentences([words, "x" * 500], longest=100)

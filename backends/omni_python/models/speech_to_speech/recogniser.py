@@ -72,6 +72,8 @@ class Recogniser:
         """`samples` float32 [n] at 16 kHz. Gives text as it is certain, at most `max_tokens` tokens of it; nothing
         where nothing is said. `language` is that of the sound, None each window's own."""
         for window in self._windows(samples):
+            if max_tokens < 1:
+                return
             for piece in self._hear_window(window, task, language, max_tokens):
                 max_tokens -= piece.tokens
                 yield piece

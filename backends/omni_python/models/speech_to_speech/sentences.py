@@ -7,6 +7,8 @@ import re
 
 _END = re.compile(r"[.!?…]+[\"'”’)\]]*(?=\s)|\n")
 _CLAUSE = re.compile(r"[,;:—–][\"'”’)\]]*(?=\s)")
+_PHRASE = re.compile(r"\s(?=(?:and|but|or|because|which|who|when|while|after|before|with|for|from|into|than)\s)")
+"""Where a speaker may breathe within a clause."""
 _ABBREVIATION = re.compile(r"(?:^|[\s(])(?:[A-HJ-Z]|Mr|Mrs|Ms|Dr|Prof|St|Jr|Sr|vs|etc|e\.g|i\.e|No)\.$")
 """A point after these seldom ends a sentence."""
 
@@ -14,9 +16,9 @@ _ABBREVIATION = re.compile(r"(?:^|[\s(])(?:[A-HJ-Z]|Mr|Mrs|Ms|Dr|Prof|St|Jr|Sr|v
 class SentenceSplitter:
     """Sentences, and of long ones clauses, as soon as they are there.
 
-    `first_clause` characters are enough to speak the first clause before its sentence is complete, so that speech
-    begins early; later ones are cut at clauses only where they would have more than `longest`. Joined, what is given
-    is the whole text but for spaces.
+    `first_clause` characters are enough to speak the first clause, or phrase, before its sentence is complete, so that
+    speech begins early; later ones are cut at clauses only where they would have more than `longest`. Joined, what is
+    given is the whole text but for spaces.
     """
 
     def __init__(self, first_clause: int = 25, longest: int = 200) -> None:
@@ -52,7 +54,8 @@ class SentenceSplitter:
         within = self._text if end is None else self._text[:end]
         clauses = [match.end() for match in _CLAUSE.finditer(within)]
         if not self._begun:
-            early = next((clause for clause in clauses if clause >= self._first_clause), None)
+            phrases = [match.end() for match in _PHRASE.finditer(within)]
+            early = next((at for at in sorted(clauses + phrases) if at >= self._first_clause), None)
             if early is not None and len(within) - early >= self._first_clause:
                 return early
         if len(within) <= self._longest:
