@@ -14,7 +14,7 @@ import zmq
 
 from omni_python.cli import main
 from omni_python.control.curve import CurveKey, load_key, make_key
-from omni_python.control.network import Network, NetworkPlace
+from omni_python.control.network import Network, NetworkPlace, own_address
 from omni_python.control.sockets import Inbox, Outlet
 from omni_python.proto.errors import OmniError
 from omni_python.proto.messages import AbortMessage, ControlMessage, encode_message
@@ -140,6 +140,14 @@ def test_an_address_of_another_machine_is_refused(tmp_path: Path, key: CurveKey)
         network.listen(listener)
     network.close()
     context.term()
+
+
+def test_a_name_that_means_this_machine_to_itself_alone_is_no_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.1.1", 0))]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *args, **options: found)
+    with pytest.raises(OSError, match="think leads to 127.0.1.1 here"):
+        own_address("think")
+    assert own_address("localhost") == own_address("127.0.1.1") == "127.0.1.1"
 
 
 def test_keys_are_made_and_read_by_their_owner_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -70,7 +70,7 @@ def test_a_short_cut_only_delays(three_hosts: Hosts) -> None:
 
 def test_a_host_that_is_cut_off_silently_fails_its_requests_alone_and_comes_back(three_hosts: Hosts) -> None:
     before = _stub(three_hosts, SPEECH, "noop_line_c").pid
-    with _asked(three_hosts, delay=6, delay_stage="c") as answers:
+    with _asked(three_hosts, delay=5.5, delay_stage="c") as answers:
         three_hosts.wire.cut.add(SPEECH)
         try:
             text = three_hosts.ask("qwen3_omni", **_question("Hello", modalities="text"))

@@ -98,7 +98,7 @@ class Network:
         try:
             found = own_address(self.place.address)
             listener.bind(f"tcp://{f'[{found}]' if ':' in found else found}:{self.place.port}")
-        except OSError as error:  # of the resolver; libzmq's are its own
+        except OSError as error:  # of the name; libzmq's are its own
             return str(error)
         except zmq.ZMQError as error:
             if error.errno == errno.EADDRNOTAVAIL and _is_literal(self.place.address):
@@ -111,9 +111,12 @@ class Network:
 
 
 def own_address(address: str) -> str:
-    """The IP address behind a host's configured one. Raises `OSError` where its name is not known."""
-    found = socket.getaddrinfo(address, None, type=socket.SOCK_STREAM)[0][4][0]
-    return str(found)
+    """The IP address behind a host's configured one. Raises `OSError` where its name is not known, or is one of this
+    machine's names for itself that leads to the loopback interface, where no other host would reach it."""
+    found = str(socket.getaddrinfo(address, None, type=socket.SOCK_STREAM)[0][4][0])
+    if address not in ("localhost", found) and ipaddress.ip_address(found).is_loopback:
+        raise OSError(f"{address} leads to {found} here (/etc/hosts?), which no other host reaches")
+    return found
 
 
 def _is_literal(address: str) -> bool:

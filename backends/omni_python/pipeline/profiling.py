@@ -17,7 +17,7 @@ from omni_python.control.torch_profile import SUFFIX, write_profile
 from omni_python.pipeline.endpoint import Endpoint
 from omni_python.pipeline.registry import Registry
 from omni_python.pipeline.spec import PipelineSpec
-from omni_python.proto.errors import InvalidArgument, OmniError, Unavailable
+from omni_python.proto.errors import InvalidArgument, OmniError, Unavailable, Unsupported
 from omni_python.proto.messages import Peer, ProfileMessage, ProfileReply, StopProfileMessage, WireError
 
 MAX_SECONDS = 60.0
@@ -81,6 +81,9 @@ class ProfileControl:
         gone = set(stages).difference(*(peer.stages for peer in peers))
         if gone:
             raise Unavailable(f"the processes of stages {', '.join(sorted(gone))} are not running")
+        for peer in peers:
+            if self._endpoint.is_remote(peer.site):  # which could neither answer the one who asks nor write its files
+                raise Unsupported(f"process {peer.process} is on host {peer.site.name}; name stages of this host")
         return peers
 
     def _pass_on(self, peers: list[Peer], message: ProfileMessage | StopProfileMessage) -> None:
