@@ -206,9 +206,9 @@ class PayloadDecoder:
     def __init__(self) -> None:
         self._decoders: dict[str, msgspec.msgpack.Decoder[Any]] = {}
         self._headers: dict[bytes, _TensorHeader] = {}  # those that were found to be sound, as they came
-        self._buffer: np.ndarray | bytes
-        self._device: Any
-        self._forget()
+        self._buffer: np.ndarray | bytes = b""
+        self._device: Any = None
+        self._bytes_left = self._tensors_left = 0
 
     def decode(self, type: str, body: bytes, buffer: np.ndarray | bytes, device: Any = None) -> Payload:
         """The payload; its tensors are views of `buffer`, uint8 [n], or of `device`, a uint8 CUDA tensor [m].
@@ -227,7 +227,7 @@ class PayloadDecoder:
         except (msgspec.MsgspecError, ValueError, RecursionError, RuntimeError) as error:
             raise CodecError(f"malformed {type}: {error}") from error
         finally:
-            self._forget()
+            self._buffer, self._device = b"", None  # which may be slots of a relay
 
     def decode_plain(self, body: bytes, buffer: np.ndarray | bytes) -> list[Any]:
         """The values of a payload whose type need not be known, by position: structs as lists or dicts, tensors as
@@ -236,11 +236,6 @@ class PayloadDecoder:
             as_array = msgspec.msgpack.Decoder(list[Any], ext_hook=lambda *ext: _plain(self._view(*ext)))
             self._decoders[_ANY] = as_array
         return cast(list[Any], self.decode(_ANY, body, buffer))
-
-    def _forget(self) -> None:
-        """Let go of the buffers, which may be slots of a relay."""
-        self._buffer, self._device = b"", None
-        self._bytes_left = self._tensors_left = 0
 
     def _view(self, code: int, data: memoryview) -> _TensorView:
         if code != _TENSOR:
@@ -289,27 +284,26 @@ class _TensorView(msgspec.Struct, gc=False):
         dtype = _NUMPY_DTYPES.get(name)
         if dtype is None:
             raise ValueError(f"numpy has no {name}")
-        return self._cut(header.shape, dtype)
+        return np.ndarray(header.shape, dtype, self.memory, header.offset)
 
     def tensor(self, torch: Any) -> Any:
         header = self.header
         name = _DTYPES[header.dtype][0]
+        if header.nbytes and not header.on_device and name in _NUMPY_DTYPES:
+            return torch.from_numpy(self.array())
         if not header.nbytes:
             device = "cuda" if header.on_device else "cpu"
             return torch.empty(header.shape, dtype=getattr(torch, name), device=device)
-        if not header.on_device and name in _NUMPY_DTYPES:
-            return torch.from_numpy(self._cut(header.shape, _NUMPY_DTYPES[name]))
-        flat = self._flat_on_device() if header.on_device else torch.from_numpy(self._cut((header.nbytes,), _UINT8))
+        flat = self._flat(torch)
         if name != "uint8":
             flat = flat.view(getattr(torch, name))
         return flat if len(header.shape) == 1 else flat.view(header.shape)
 
-    def _cut(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
-        return np.ndarray(shape, dtype, self.memory, self.header.offset)
-
-    def _flat_on_device(self) -> Any:
-        """uint8 [nbytes]; slicing costs about as much as all the rest, so the whole is not sliced."""
+    def _flat(self, torch: Any) -> Any:
+        """uint8 [nbytes]. Slicing costs about as much as all the rest, so the whole is not sliced."""
         offset, nbytes = self.header.offset, self.header.nbytes
+        if not self.header.on_device:
+            return torch.from_numpy(np.ndarray((nbytes,), _UINT8, self.memory, offset))
         return self.memory if nbytes == self.memory.numel() else self.memory[offset : offset + nbytes]
 
 
