@@ -51,7 +51,8 @@ def linear(
             x, weight, out, out_size, eps, size, rows, block_n, block_k, **flags, **options(4)
         )
     else:
-        block_n = next(block for block in (64, 32, 16, 8) if out_size >= block * _PROGRAMS or block == 8)
+        widths = (32, 16, 8) if gated else (64, 32, 16, 8)  # two tiles of 64 in all stages exceed the shared memory
+        block_n = next(width for width in widths if out_size >= width * _PROGRAMS or width == 8)
         block_m = min(_MOST_ROWS, max(16, triton.next_power_of_2(rows)))
         block_k = divisor(size // _SLICES, 64)
         grid = (triton.cdiv(out_size, block_n), triton.cdiv(rows, block_m))
