@@ -22,50 +22,16 @@ from omni_python.models.ming_omni.talker import load_talker
 from omni_python.models.ming_omni.thinker import load_thinker
 from omni_python.models.ming_omni.vae_encoder import load_latent_encoder
 from omni_python.models.ming_omni.voices import MANIFEST, default_voice, voice_names
-
-THINKER = {
-    "vocab_size": 157184,
-    "hidden_size": 4096,
-    "intermediate_size": 9216,
-    "moe_intermediate_size": 1024,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 4,
-    "head_dim": 128,
-    "max_position_embeddings": 32768,
-    "num_experts": 256,
-    "num_experts_per_tok": 8,
-    "n_group": 8,
-    "topk_group": 4,
-    "eos_token_id": 156895,
-}
-"""Of the published config.json, as sglang-omni records it, what differs from the tiny one's."""
-TALKER_LLM = {
-    "vocab_size": 151936,
-    "hidden_size": 896,
-    "intermediate_size": 4864,
-    "num_hidden_layers": 24,
-    "num_attention_heads": 14,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 32768,
-}
-WHISPER = {"n_mels": 128, "n_ctx": 15000, "n_state": 1280, "n_head": 20, "n_layer": 32}
-BLOCKS = {"depth": 8, "hidden_size": 1024, "num_heads": 16, "mlp_ratio": 4.0, "in_channels": 64}
-"""Of both transformers over latents, as M* records them."""
+from tests.models.ming_omni.published import published_configs
 
 
 @pytest.fixture
 def published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Path]:
     """A directory with the published sizes, whose tensors have no data; the AudioVAE's are not known, and the tiny
     one's."""
-    config, talker, llm, vae = tiny.tiny_config(), tiny.tiny_talker(), tiny.tiny_llm(), tiny.tiny_vae()
-    config["llm_config"] |= THINKER | {"num_hidden_layers": 2}
-    shapes = {tmp_path: tiny.thinker_shapes(config["llm_config"])}
-    config["llm_config"] |= THINKER
-    config["audio_config"]["whisper_encoder_config"] = WHISPER
-    llm |= TALKER_LLM
-    talker["flowmodel"] |= BLOCKS
-    talker["aggregator"] |= BLOCKS
+    configs = published_configs()
+    config, talker, llm, vae = configs.values()
+    shapes = {tmp_path: tiny.thinker_shapes(config["llm_config"] | {"num_hidden_layers": 2})}
     shapes[tmp_path] |= tiny.encoder_shapes(config)
     shapes |= {
         tmp_path / "talker": tiny.talker_shapes(talker, llm),
@@ -82,7 +48,7 @@ def published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], P
         monkeypatch.setattr(f"omni_python.models.ming_omni.{module}.read_tensors", meta_tensors)
 
     def write() -> Path:
-        for folder, content in (("", config), ("talker", talker), ("talker/llm", llm), ("talker/vae", vae)):
+        for folder, content in configs.items():
             (tmp_path / folder).mkdir(parents=True, exist_ok=True)
             (tmp_path / folder / "config.json").write_text(json.dumps(content))
         return tmp_path

@@ -135,15 +135,16 @@ def create_talker(
 def create_audio_vae(
     model_path: str,
     gpu_id: int | None = None,
-    first_chunk_latents: int = 4,
+    first_chunk_latents: int = 3,
     chunk_latents: int = 8,
     left_context: int | None = None,
     max_batch: int = 8,
     load_format: LoadFormat = "auto",
     dtype: Dtype = "float32",
 ) -> Code2WavScheduler:
-    """Latents -> speech. `left_context` None takes as much as a sample depends on, so windows join without a seam
-    (all of the piece, where the checkpoint's decoder has no sliding window)."""
+    """Latents -> speech. With the one that is looked ahead to, the first 3 latents are the talker's first patch, and 8
+    more its next two. `left_context` None takes as much as a sample depends on, so windows join without a seam (all of
+    the speech, where the checkpoint's decoder has no sliding window)."""
     config = vae_config(model_path)
     torch_dtype, device = placement(gpu_id, dtype)
     vocoder = LatentVocoder(load_audio_decoder(model_path, config, torch_dtype, device, load_format), config)
