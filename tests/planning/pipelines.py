@@ -11,7 +11,7 @@ def speech_costs(thinker: str = "gpu0", speech: str = "gpu1") -> Costs:
         pipeline="speech",
         devices={
             "host": Device(cores=4, other_ms=3),
-            **{name: Device(gpu=True, memory_gib=80) for name in (thinker, speech)},
+            **{name: Device(gpus=1, memory_gib=80) for name in (thinker, speech)},
         },
         stages={
             "preprocessing": StageCost(device="host", fixed_ms=4, cv=0.5, workers=2),

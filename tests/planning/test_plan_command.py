@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from omni_python.cli import main
@@ -60,6 +61,15 @@ def test_one_gpu_or_two(file: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert (one["gpus"], two["gpus"]) == (1, 2)
     assert one["whole"]["mean_ms"] > two["whole"]["mean_ms"]
     assert one["saturation"] < two["saturation"]
+
+
+def test_a_stage_that_is_spread_over_gpus_takes_all_of_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    costs = speech_costs()
+    spread = msgspec.structs.replace(costs.devices["gpu0"], gpus=2)
+    path = tmp_path / "costs.yaml"
+    path.write_text(dump_costs(msgspec.structs.replace(costs, devices={**costs.devices, "gpu0": spread})))
+    [plan] = planned(capsys, str(path), "--rate", "5")
+    assert plan["gpus"] == 3 and plan["devices"]["gpu0"]["gpus"] == 2
 
 
 def test_copies_that_are_given_stay(file: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -19,11 +19,12 @@ HOST = "host"
 class Device(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
     """What stages compute on. A copy of it has a copy of each of its stages: it is the unit of which a plan has more.
 
+    A copy has so many `gpus`: 0 for cores of a CPU, 2 and more for a stage that tensor parallelism spreads over them.
     `cores` steps run at full speed side by side: 1 on a GPU, whose streams share it. `other_ms` is the work of a
-    request on it outside all stages, such as the server's own.
+    request on it outside all stages, such as the server's own. `memory_gib` is that of one GPU.
     """
 
-    gpu: bool = False
+    gpus: int = 0
     cores: float = 1.0
     memory_gib: float | None = None
     other_ms: float = 0.0
@@ -121,7 +122,7 @@ class Costs(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
             for name, stage in self.stages.items()
         }
         given = {**self.devices}
-        gpu = next((device for device in self.devices.values() if device.gpu), Device(gpu=True))
+        gpu = next((device for device in self.devices.values() if device.gpus), Device(gpus=1))
         for device in places.values():
             given.setdefault(device, gpu)
         used = {stage.device for stage in stages.values()}
@@ -181,6 +182,8 @@ def _device_problems(costs: Costs) -> Iterator[Problem]:
         path = f"devices.{name}"
         if not (device.cores >= 1 and math.isfinite(device.cores)):
             yield Problem(f"{path}.cores", f"must be at least 1, not {device.cores:g}")
+        if device.gpus < 0:
+            yield Problem(f"{path}.gpus", f"must not be negative, not {device.gpus}")
         if not (device.other_ms >= 0 and math.isfinite(device.other_ms)):
             yield Problem(f"{path}.other_ms", f"must not be negative, not {device.other_ms:g}")
         if device.memory_gib is not None and not device.memory_gib > 0:
@@ -227,7 +230,7 @@ def _order_problems(costs: Costs) -> Iterator[Problem]:
 def _memory_problems(costs: Costs) -> Iterator[Problem]:
     for name, device in costs.devices.items():
         needed = sum(stage.memory_gib for _, stage in costs.on(name))
-        if device.memory_gib is not None and needed > device.memory_gib:
+        if device.memory_gib is not None and needed > device.memory_gib * max(1, device.gpus):
             stages = listed(stage for stage, _ in costs.on(name))
             yield Problem(
                 f"devices.{name}", f"has {device.memory_gib:g} GiB, and {stages} need {needed:g}: move one elsewhere"

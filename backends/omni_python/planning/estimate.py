@@ -204,7 +204,7 @@ def _devices(levels: Sequence[Level], metrics: ServerMetrics, stages: Sequence[s
         other = max(0.0, sum(alone.cpu.values()) - computed) / len(alone.answers)
     memory = None if metrics.gpu_bytes is None else round(metrics.gpu_bytes / _GIB, 1)
     names = dict.fromkeys(_device(metrics, stage) for stage in stages)
-    made = {name: Device(gpu=True, memory_gib=memory) for name in names if name != HOST}
+    made = {name: Device(gpus=1, memory_gib=memory) for name in names if name != HOST}
     return {HOST: Device(cores=cores, other_ms=_ms(other)), **made} if on_host or other else made
 
 

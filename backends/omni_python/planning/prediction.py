@@ -43,11 +43,11 @@ class StageFigures(msgspec.Struct, frozen=True):
 
 
 class DeviceFigures(msgspec.Struct, frozen=True):
-    """`busy` is the share of its cores in use, `load` the rate by the one at which it saturates, and `limited_by` the
-    stage that then gives way."""
+    """`gpus` are those of all copies, `busy` is the share of its cores in use, `load` the rate by the one at which it
+    saturates, and `limited_by` the stage that then gives way."""
 
     copies: int
-    gpu: bool
+    gpus: int
     busy: float
     load: float
     limited_by: str
@@ -93,7 +93,7 @@ def predict(costs: Costs, rate: float, copies: Mapping[str, int], percentile: fl
     devices = {
         name: DeviceFigures(
             copies[name],
-            device.gpu,
+            copies[name] * device.gpus,
             _cores_used(costs, found, name, rate / copies[name]) / device.cores,
             rate / (limits[name].rate * copies[name]),
             limits[name].stage,
@@ -102,7 +102,7 @@ def predict(costs: Costs, rate: float, copies: Mapping[str, int], percentile: fl
     }
     return Prediction(
         rate,
-        sum(copies[name] for name, device in costs.devices.items() if device.gpu),
+        sum(copies[name] * device.gpus for name, device in costs.devices.items()),
         most,
         limits[weakest].stage,
         percentile,
