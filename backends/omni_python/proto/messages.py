@@ -45,8 +45,8 @@ class RelayInfo(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Site(msgspec.Struct, array_like=True, frozen=True):
-    """Where a process is: its host, its GPU's UUID ("" for none), and the relays that it reads and writes. In a pipeline
-    on several hosts also the host's `name` and the `address` at which other hosts reach the process; "" on one."""
+    """Where a process is: its host, its GPU's UUID ("" for none), and the relays that it reads and writes. In a
+    pipeline on several hosts also the host's `name` and the `address` at which other hosts reach it; "" on one."""
 
     host: str = ""
     gpu: str = ""
