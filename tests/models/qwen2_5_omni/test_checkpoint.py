@@ -87,6 +87,16 @@ def test_buffers_of_older_versions_are_left_out(qwen25: Path, tmp_path: Path) ->
     assert inverse[0] == 1.0, "computed by the module itself"
 
 
+def test_a_tied_head_is_the_embedding(qwen25: Path, tmp_path: Path) -> None:
+    thinker = json.loads((qwen25 / "config.json").read_text("utf-8"))["thinker_config"]
+    out = changed(qwen25, tmp_path / "tied", thinker_config={**thinker, "tie_word_embeddings": True})
+    weights = load_file(out / "model.safetensors")
+    del weights["thinker.lm_head.weight"]
+    save_file(weights, out / "model.safetensors")
+    tied = load_thinker(out, model_config(out), torch.float32, "cpu")
+    assert torch.equal(tied.lm_head.weight, weights["thinker.model.embed_tokens.weight"])
+
+
 def test_broken_checkpoints_are_told(qwen25: Path, tmp_path: Path) -> None:
     other = changed(qwen25, tmp_path / "other", model_type="qwen3_omni_moe")
     with pytest.raises(CheckpointError, match="model_type is 'qwen3_omni_moe', not 'qwen2_5_omni'"):

@@ -19,5 +19,8 @@ def load_thinker(path: str | Path, config: Any, dtype: torch.dtype, device: str)
     with on_meta():
         thinker = LanguageModel(decoder_config(text), text.vocab_size)
     tensors = {f"model.{name}": t for name, t in read_tensors(path, "thinker.model.", dtype, device).items()}
-    tensors["lm_head.weight"] = read_tensors(path, "thinker.lm_head.", dtype, device)["weight"]
+    if config.thinker_config.tie_word_embeddings:
+        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"]
+    else:
+        tensors["lm_head.weight"] = read_tensors(path, "thinker.lm_head.", dtype, device)["weight"]
     return assign(thinker, tensors, "thinker")
