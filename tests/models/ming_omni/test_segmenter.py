@@ -49,6 +49,12 @@ def test_long_sentences_are_cut_at_clauses_else_at_words() -> None:
     assert cut(f"{words}, {words}") == [f"{words},", words]
     assert cut(" ".join(["word"] * 60)) == [" ".join(["word"] * 50), " ".join(["word"] * 10)]
     assert [len(piece) for piece in cut("x" * 700)] == [MOST_CHARACTERS, MOST_CHARACTERS, 100]
+    assert TextSplitter().push("x" * 700) == ["x" * MOST_CHARACTERS] * 2
+
+
+@pytest.mark.parametrize("text", ["x" * 700, "7" * 301 + ".5" * 200, "it's so; " + "word " * 10 + "y" * 650 + ". End."])
+def test_long_words_are_cut_alike_however_they_come(text: str) -> None:
+    assert cut(text) == cut(*text)
 
 
 @given(st.lists(st.text("ab1 .,!?'-\n你。é", max_size=12), max_size=40))

@@ -59,6 +59,8 @@ class TextSplitter:
         parts = [match.span() for match in _PART.finditer(self._text)]
         fewest = NEXT_LENGTH if self._pieces else FIRST_LENGTH
         words, soft, before = 0, 0, ""
+        if parts and parts[-1][1] - parts[-1][0] > MOST_CHARACTERS:
+            unsettled = 0  # whatever follows, it is cut; so what is held back has a bound
         for count, (start, end) in enumerate(parts[: len(parts) - unsettled]):
             part = self._text[start:end]
             if end > MOST_CHARACTERS:
