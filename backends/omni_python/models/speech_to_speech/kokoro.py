@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -42,8 +42,8 @@ class Kokoro:
     def speak(self, phonemes: str, voice: str, speed: float = 1.0) -> np.ndarray:
         """float32 [n] in -1..1 at `info.SAMPLE_RATE`; n is 0 where no phoneme is known."""
         style = self._styles[voice]
-        pieces = [self._speak(ids, style, speed) for ids in self._pieces(phonemes)]
-        return np.concatenate(pieces) if pieces else np.zeros(0, np.float32)
+        spoken = [self._speak(piece, style, speed) for piece in pieces(phonemes, self._ids)]
+        return np.concatenate(spoken) if spoken else np.zeros(0, np.float32)
 
     def _speak(self, ids: list[int], style: np.ndarray, speed: float) -> np.ndarray:
         inputs = {
@@ -54,20 +54,21 @@ class Kokoro:
         (samples,) = self._session.run(["audio"], inputs)
         return without_silence(np.asarray(samples, np.float32).reshape(-1).clip(-1, 1))
 
-    def _pieces(self, phonemes: str) -> Iterator[list[int]]:
-        """Ids in pieces that are not too long, cut between words."""
-        ids: list[int] = []
-        for word in phonemes.split(" "):
-            more = [self._ids[phoneme] for phoneme in word if phoneme in self._ids]
-            while len(more) > _LONGEST:
-                yield more[:_LONGEST]
-                more = more[_LONGEST:]
-            if len(ids) + 1 + len(more) > _LONGEST:
-                yield ids
-                ids = []
-            ids += [self._ids[" "], *more] if ids and more else more
-        if ids:
-            yield ids
+
+def pieces(phonemes: str, ids: Mapping[str, int]) -> Iterator[list[int]]:
+    """The ids of `phonemes`, unknown ones left out, in pieces of one call each; cut between words where that can be."""
+    piece: list[int] = []
+    for word in phonemes.split(" "):
+        more = [ids[phoneme] for phoneme in word if phoneme in ids]
+        if piece and len(piece) + 1 + len(more) > _LONGEST:
+            yield piece
+            piece = []
+        while len(more) > _LONGEST:
+            yield more[:_LONGEST]
+            more = more[_LONGEST:]
+        piece += [ids[" "], *more] if piece and more else more
+    if piece:
+        yield piece
 
 
 def without_silence(samples: np.ndarray) -> np.ndarray:
