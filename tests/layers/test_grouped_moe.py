@@ -38,7 +38,7 @@ def test_experts_are_chosen_within_the_best_groups(shared: int) -> None:
     x = torch.randn(40, 32)
     expected = torch.stack([plain(moe, row) for row in x])
     torch.testing.assert_close(moe(x), expected, atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(moe(x[:7]), moe(x)[:7], atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(moe(x[:7]), moe(x)[:7], atol=1e-5, rtol=1e-5)
     # All sixteen at once would be chosen otherwise for some tokens.
     freely = (x @ moe.gate.weight.T).sigmoid().add(moe.gate.expert_bias).topk(3).indices.sort().values
     assert not torch.equal(moe.gate(x)[1].sort().values, freely)
