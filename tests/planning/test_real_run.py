@@ -30,13 +30,12 @@ def write_questions(path: Path) -> Path:
 def test_predicts_the_server_that_it_measured(
     tiny_server: TritonServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Machines have other work at times, so the bounds are wide; `-s` shows how close it is."""
+    """Machines have other work at times, so only the work of a request is held to a bound, a wide one; on a machine
+    that has nothing else to do, what is printed are rates and latencies to compare."""
     data, file = write_questions(tmp_path / "questions.jsonl"), tmp_path / "costs.yaml"
     metrics = f"http://{tiny_server.host}:{tiny_server.metrics_port}/metrics"
     measure = ["plan", "--measure", tiny_server.grpc_url, "--metrics", metrics, "--data", str(data), "--out", str(file)]
     assert main([*measure, "--concurrency", f"1,{CLIENTS}", "--requests", "16"]) == 0
-    capsys.readouterr()
-
     costs = load_costs(file)
     assert list(costs.stages) == ["preprocessing", "mm_aggregate", "thinker", "decode", "talker_ar", "code2wav"]
     thinker, talker, vocoder = (costs.stages[name] for name in ("thinker", "talker_ar", "code2wav"))
@@ -49,18 +48,31 @@ def test_predicts_the_server_that_it_measured(
     assert costs.alone.first_text_ms and costs.alone.first_audio_ms and costs.alone.whole_ms
     assert costs.alone.first_text_ms < costs.alone.first_audio_ms < costs.alone.whole_ms
 
+    capsys.readouterr()
     assert main(["plan", str(file), "--concurrency", str(CLIENTS), "--json"]) == 0
     [plan] = json.loads(capsys.readouterr().out)["plans"]
     load = ["bench", "--url", tiny_server.grpc_url, "--data", str(data), "--json"]
     assert main([*load, "--concurrency", str(CLIENTS), "--requests", "32"]) == 0
     [seen] = json.loads(capsys.readouterr().out)["loads"]
     with capsys.disabled():
-        print(f"\n{compared(plan, seen)}")
-    assert 0.5 < plan["rate"] / seen["requests_per_s"] < 2
+        print(f"\n{compared(plan, seen, costs.devices['host'].cores)}")
+    # CPU time does not depend on what else the machine does, or little.
+    assert cpu_ms(plan, costs.devices["host"].cores) == pytest.approx(seen_cpu_ms(seen), rel=0.4)
 
 
-def compared(plan: dict[str, Any], seen: dict[str, Any]) -> str:
+def cpu_ms(plan: dict[str, Any], cores: float) -> float:
+    """Of a request, on all cores."""
+    return float(plan["devices"]["host"]["busy"] * cores / plan["rate"] * 1e3)
+
+
+def seen_cpu_ms(seen: dict[str, Any]) -> float:
+    """The same of the server and of who asks."""
+    return float(sum(seen["cpu_ms"].values()) + seen["generator_cores"] / seen["requests_per_s"] * 1e3)
+
+
+def compared(plan: dict[str, Any], seen: dict[str, Any], cores: float) -> str:
     figures = {
+        "CPU ms/request": (cpu_ms(plan, cores), seen_cpu_ms(seen)),
         "requests/s": (plan["rate"], seen["requests_per_s"]),
         "whole, ms": (plan["whole"]["mean_ms"], seen["total"]["p50"] * 1e3),
         "first audio, ms": (plan["first_audio"]["mean_ms"], seen["ttfa"]["p50"] * 1e3),

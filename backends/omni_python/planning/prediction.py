@@ -6,13 +6,14 @@ distribution: they hold best below `SHAKY` of what can be computed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 
 import msgspec
 
 from omni_python.planning.balance import Balance, balance, factor, settle
 from omni_python.planning.capacity import device_limits, saturation
-from omni_python.planning.costs import Costs
+from omni_python.planning.costs import Costs, StageCost
 from omni_python.planning.queues import Saturated
 from omni_python.planning.spread import Spread
 
@@ -115,26 +116,43 @@ def predict(costs: Costs, rate: float, copies: Mapping[str, int], percentile: fl
 
 
 def at_concurrency(costs: Costs, clients: float, copies: Mapping[str, int], percentile: float = 95.0) -> Prediction:
-    """The rate at which so many requests are there on average (Little's law): a closed loop of as many clients. Loops
-    that have room for all of these have it always, for no more come."""
-    roomy = {
-        name: msgspec.structs.replace(stage, max_batch=stage.max_batch * _ROOM)
-        for name, stage in costs.stages.items()
-        if stage.kind == "loop" and stage.max_batch * copies[stage.device] >= clients
-    }
-    costs = msgspec.structs.replace(costs, stages={**costs.stages, **roomy})
-    most, _ = saturation(device_limits(costs), copies)
+    """What so many clients get that ask again as soon as they were answered.
+
+    Each finds what one finds who comes from outside where there are only the others (the arrival theorem, Reiser and
+    Lavenberg 1980), and by Little's law the rate is the clients by the time of an answer; at most what saturates the
+    pipeline with batches of no more than they are.
+    """
+
+    def room(stage: StageCost) -> int:
+        """A loop that has room for all of them has it always, for no more come."""
+        enough = stage.kind == "loop" and stage.max_batch * copies[stage.device] >= clients
+        return stage.max_batch * _ROOM if enough else stage.max_batch
+
+    roomy = _batches(costs, room)
+    least, most = _QUIET, saturation(device_limits(roomy), copies)[0]
     quiet = _last(costs, settle(costs, _QUIET, copies))
-    least = 0.0
     for _ in range(_HALVINGS):
         rate = (least + most) / 2
         try:
-            whole = _latency(_last(costs, settle(costs, rate, copies)), quiet, costs.alone.whole_ms, percentile)
+            whole = _latency(_last(costs, settle(roomy, rate, copies)), quiet, costs.alone.whole_ms, percentile)
             there = rate * whole.mean_ms / 1e3 if whole else 0.0
         except Saturated:
             there = float("inf")
-        least, most = (rate, most) if there < clients else (least, rate)
-    return predict(costs, max(least, _QUIET), copies, percentile)
+        least, most = (rate, most) if there < clients - 1 else (least, rate)
+    found = predict(roomy, least, copies, percentile)
+    filled = _batches(costs, lambda stage: min(stage.max_batch, math.ceil(clients / copies[stage.device])))
+    most, _ = saturation(device_limits(filled), copies)
+    rate = min(clients / found.whole.mean_ms * 1e3, most)
+    mean = clients / rate * 1e3
+    return msgspec.structs.replace(
+        found, rate=rate, saturation=most, whole=Latency(mean, max(mean, found.whole.tail_ms))
+    )
+
+
+def _batches(costs: Costs, largest: Callable[[StageCost], int]) -> Costs:
+    """The same with other largest batches."""
+    stages = {name: msgspec.structs.replace(stage, max_batch=largest(stage)) for name, stage in costs.stages.items()}
+    return msgspec.structs.replace(costs, stages=stages)
 
 
 def _figures(costs: Costs, found: Balance, copies: Mapping[str, int], name: str) -> StageFigures:
