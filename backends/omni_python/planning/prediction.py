@@ -145,8 +145,21 @@ def at_concurrency(costs: Costs, clients: float, copies: Mapping[str, int], perc
     rate = min(clients / found.whole.mean_ms * 1e3, most)
     mean = clients / rate * 1e3
     return msgspec.structs.replace(
-        found, rate=rate, saturation=most, whole=Latency(mean, max(mean, found.whole.tail_ms))
+        _at_rate(found, rate), saturation=most, whole=Latency(mean, max(mean, found.whole.tail_ms))
     )
+
+
+def _at_rate(found: Prediction, rate: float) -> Prediction:
+    """With the work of another rate (the utilisation law)."""
+    more = rate / found.rate
+    devices = {
+        name: msgspec.structs.replace(device, busy=min(1.0, device.busy * more), load=device.load * more)
+        for name, device in found.devices.items()
+    }
+    stages = {
+        name: msgspec.structs.replace(stage, busy=min(1.0, stage.busy * more)) for name, stage in found.stages.items()
+    }
+    return msgspec.structs.replace(found, rate=rate, devices=devices, stages=stages)
 
 
 def _batches(costs: Costs, largest: Callable[[StageCost], int]) -> Costs:

@@ -39,7 +39,8 @@ class Saturated(InvalidArgument):
 class Station:
     """What a stage does at a load. `utilisation` is the share of the time in which a server of it computes, `batch` the
     mean of the requests that it computes at once; a request `wait`s for its first step, which takes `first`. Each later
-    step comes after `step`, whose variance is that of a request's mean step; single ones vary by `jitter` beside it."""
+    step comes after `step`, whose variance is that of a request's mean step; single ones vary by `jitter` beside it.
+    The first of these comes `join` later: the new ones miss the step of the others that follows theirs."""
 
     utilisation: float
     batch: float

@@ -62,7 +62,8 @@ def _loads(plans: Sequence[Prediction]) -> Table:
         table.add_row("", "load, %", *(f"{plan.devices[device].load * 100:.0f}" for plan in plans), style="dim")
     table.add_section()
     table.add_row("saturates at", "requests/s", *(_number(plan.saturation) for plan in plans))
-    table.add_row("bottleneck", "", *(plan.bottleneck for plan in plans))
+    table.add_row("bottleneck", "stage", *(plan.bottleneck for plan in plans))
+    table.add_row("", "on", *(plan.stages[plan.bottleneck].device for plan in plans), style="dim")
     table.add_section()
     for name, of in _LATENCIES:
         latencies = [of(plan) for plan in plans]
