@@ -32,8 +32,9 @@ class Hosts:
     repositories: Path
     servers: dict[str, TritonServer] = field(default_factory=dict)
 
-    def start(self, host: str) -> None:
-        options = ServerOptions(model_repository=self.repositories / host, exit_timeout_s=5)
+    def start(self, host: str, *models: str) -> None:
+        """The host's server, with all of its models unless some are named."""
+        options = ServerOptions(model_repository=self.repositories / host, models=models or ("*",), exit_timeout_s=5)
         with self.wire.on(host):
             self.servers[host] = TritonServer.start(options, timeout_s=100)
 
