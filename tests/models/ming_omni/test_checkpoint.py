@@ -24,6 +24,9 @@ from omni_python.models.ming_omni.vae_encoder import load_latent_encoder
 from omni_python.models.ming_omni.voices import MANIFEST, default_voice, voice_names
 from tests.models.ming_omni.published import published_configs
 
+DECODER = tiny.tiny_vae()["dec_kwargs"]
+PARTLY = {**DECODER, "backbone": {**DECODER["backbone"], "max_window_layers": 1}}
+
 
 @pytest.fixture
 def published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Path]:
@@ -99,11 +102,16 @@ def test_two_builds_are_equal_and_seeds_differ(tmp_path: Path) -> None:
         ("", {"llm_config": {}}, "has no 'num_attention_heads' in its llm_config"),
         ("talker", {"flowmodel": {"spk_dim": 192}}, "flowmodel.spk_dim is not supported"),
         ("talker", {"flowmodel": {"qk_norm": "layer"}}, "flowmodel.qk_norm 'layer' is not supported"),
-        ("talker", {"steps": None}, "its config.json has no 'steps'"),
+        ("talker", {"flowmodel": None}, "its config.json has no 'flowmodel'"),
         ("talker/llm", {"use_sliding_window": True}, "talker/llm: use_sliding_window is not supported"),
+        (
+            "talker/vae",
+            {"dec_kwargs": PARTLY},
+            "from layer 1 on is not",
+        ),
         ("talker/vae", {"dec_kwargs": None}, "its config.json has no 'dec_kwargs'"),
     ],
-    ids=["family", "llm", "speaker", "norm", "steps", "window", "vae"],
+    ids=["family", "llm", "speaker", "norm", "flow", "window", "partly", "vae"],
 )
 def test_what_does_not_fit_is_said(
     published: Callable[[], Path], folder: str, change: dict[str, Any], message: str

@@ -143,7 +143,7 @@ def encoder_config(directory: str | Path) -> EncoderConfig:
 
 
 def talker_config(directory: str | Path) -> TalkerConfig:
-    """Raises `CheckpointError`."""
+    """What the config does not say is as in SGLang-Omni. Raises `CheckpointError`."""
     folder = Path(directory) / "talker"
     config, llm = load_config(folder), load_config(folder / "llm")
     try:
@@ -154,10 +154,10 @@ def talker_config(directory: str | Path) -> TalkerConfig:
             flow=_flow(config["flowmodel"], "flowmodel"),
             aggregator=_flow(config["aggregator"], "aggregator"),
             speaker=config.get("spk_dim", 192),
-            latent=config.get("latent_dim", 64),
-            patch=config["patch_size"],
-            history=config["history_patch_size"],
-            steps=config["steps"],
+            latent=config["flowmodel"].get("in_channels", 64),
+            patch=config.get("patch_size", 4),
+            history=config.get("history_patch_size", 32),
+            steps=config.get("steps", 10),
             guidance=config.get("cfg_strength", 2.0),
             context=llm["max_position_embeddings"],
         )
@@ -266,12 +266,14 @@ def _flow(config: Mapping[str, Any], where: str) -> FlowConfig:
 
 
 def _frames(config: Mapping[str, Any]) -> FrameTransformerConfig:
-    """Qwen2's layers; all of them, or none, see a sliding window."""
+    """Qwen2's layers; all of them, or none, see a sliding window, which is for those from `max_window_layers` on (28 in
+    transformers where the config does not say it)."""
     heads, hidden, layers = config["num_attention_heads"], config["hidden_size"], config["num_hidden_layers"]
     window = WHOLE
-    if config.get("use_sliding_window"):
-        if config.get("max_window_layers", 0) != 0:
-            raise CheckpointError("talker/vae: max_window_layers above 0 is not supported")
+    first = config.get("max_window_layers", 28)
+    if config.get("use_sliding_window") and first < layers:
+        if first > 0:
+            raise CheckpointError(f"talker/vae: a sliding window from layer {first} on is not supported")
         window = config["sliding_window"]
     return FrameTransformerConfig(
         hidden=hidden,
