@@ -107,6 +107,16 @@ def test_a_process_that_had_half_a_core_computed_half_as_long() -> None:
     assert other == pytest.approx((took / 2 + 1.0 + 0.020 - took / 2 - 0.006 - 0.002) * 1e3, rel=0.01)
 
 
+def test_stages_that_computed_at_once_had_half_of_their_gpu() -> None:
+    """Both on GPU 0: the vocoder's first window was beside a step of the loop, its second one was not."""
+    metrics = ServerMetrics({}, {"ar": "0", "vocoder": "0"}, {}, frozenset({"ar"}), None)
+    [_, loop, vocoder] = estimate([level(1)], metrics, "it", 2, "").stages.values()
+    assert vocoder.fixed_ms == pytest.approx(3 * (0.5 + 1) / 2, rel=0.01)
+    took = FIRST + 10 * (FIXED + PER_ROW)
+    assert loop.first_ms is not None
+    assert loop.first_ms + 10 * loop.fixed_ms == pytest.approx((took - 0.003 / 2) * 1e3, rel=0.01)
+
+
 def test_nothing_was_answered() -> None:
     metrics = ServerMetrics({}, {}, {}, frozenset(), None)
     with pytest.raises(Unavailable, match="no request was answered"):

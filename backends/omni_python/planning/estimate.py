@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Literal
 
 import numpy as np
 
 from omni_python.planning.costs import HOST, Alone, Costs, Device, StageCost, check_costs
 from omni_python.planning.observation import Answered, Level
+from omni_python.planning.overlaps import shares_of_device
 from omni_python.planning.server_metrics import Batches, ServerMetrics
 from omni_python.proto.errors import Unavailable
 from omni_python.proto.trace import CLIENT, ORCHESTRATOR, Lane
@@ -22,13 +23,15 @@ def estimate(levels: Sequence[Level], metrics: ServerMetrics, pipeline: str, cor
     """The costs of the stages that took part. The first level must be of one client: what it saw is the graph, and what
     a step takes alone; the others tell what larger batches take.
 
-    Times of stages on the CPU are cut to what their process got of a core, where that is known; and what the processes
-    used beyond their stages' steps is the host's `other_ms`. Raises `Unavailable` where no request was answered.
+    Times are cut to what the stage had of its GPU beside others, or its process of a core, where that is known; and
+    what the processes used beyond their stages' steps is the host's `other_ms`. Raises `Unavailable` where no request
+    was answered.
     """
     alone = levels[0]
     if not alone.answers:
         raise Unavailable("no request was answered: nothing was measured")
     stages = _in_order(alone.answers)
+    shares = [_shares(level, metrics, stages) for level in levels]
     costs = Costs(
         pipeline=pipeline,
         about=about,
@@ -37,8 +40,8 @@ def estimate(levels: Sequence[Level], metrics: ServerMetrics, pipeline: str, cor
             first_audio_ms=_median_ms(one.first_audio for one in alone.answers),
             whole_ms=_median_ms(one.whole for one in alone.answers),
         ),
-        devices=_devices(levels, metrics, stages, cores),
-        stages={stage: _stage(levels, metrics, stage) for stage in stages},
+        devices=_devices(alone, shares[0], metrics, stages, cores),
+        stages={stage: _stage(levels, shares, metrics, stage) for stage in stages},
     )
     check_costs(costs)
     return costs
@@ -66,7 +69,9 @@ def _edges(answers: Sequence[Answered]) -> Iterator[tuple[str, str, bool]]:
                 yield hop.source, hop.target, hop.stream
 
 
-def _stage(levels: Sequence[Level], metrics: ServerMetrics, name: str) -> StageCost:
+def _stage(
+    levels: Sequence[Level], shares: Sequence[Mapping[str, float]], metrics: ServerMetrics, name: str
+) -> StageCost:
     alone = levels[0]
     lanes = _lanes(alone, name)
     kind: Literal["queue", "loop"] = "loop" if name in metrics.loops else "queue"
@@ -74,10 +79,14 @@ def _stage(levels: Sequence[Level], metrics: ServerMetrics, name: str) -> StageC
     streams &= metrics.loops  # only the steps of a loop make pieces one after the other
     results = {source for source, target, stream in _edges(alone.answers) if not stream and target == name} - streams
     source = min(streams, default=None)
-    first = (
-        statistics.median(map(_until_first, lanes)) * _got(alone, metrics, lanes[0].process) if kind == "loop" else 0
+    first = statistics.median(map(_until_first, lanes)) * shares[0][name] if kind == "loop" else 0
+    fixed, per_row = _fit(
+        [
+            _step(level, metrics, name, first, had[name])
+            for level, had in zip(levels, shares, strict=True)
+            if _lanes(level, name)
+        ]
     )
-    fixed, per_row = _fit([_step(level, metrics, name, first) for level in levels if _lanes(level, name)])
     steps = [_steps(lane) for lane in lanes]
     busy = [_busy(lane) for lane in lanes]
     # Batches larger than any that was seen are not known to be possible.
@@ -126,25 +135,31 @@ def _rows_per_request(level: Level, stage: str) -> float:
     return done.rows / len(lanes) if done.rows else statistics.fmean(map(_steps, lanes))
 
 
-def _step(level: Level, metrics: ServerMetrics, stage: str, first: float) -> tuple[float, float]:
+def _step(level: Level, metrics: ServerMetrics, stage: str, first: float, had: float) -> tuple[float, float]:
     """The batch that a request was in on average, and the seconds of its steps, without a loop's first ones."""
     lanes, done = _lanes(level, stage), level.batches.get(stage, Batches())
     rows = _rows_per_request(level, stage) * len(lanes)
     batch = done.squares / done.rows if done.rows else 1.0
-    busy = sum(map(_busy, lanes)) * _got(level, metrics, lanes[0].process)
+    busy = sum(map(_busy, lanes)) * had
     if stage in metrics.loops and rows > len(lanes):
         busy, rows = max(busy - first * len(lanes), 0.1 * busy), rows - len(lanes)
     return batch, busy / max(rows, 1.0)
 
 
-def _got(level: Level, metrics: ServerMetrics, process: str) -> float:
-    """The share of a core that a process had while its stages computed; 1 on a GPU, and where it is not known."""
-    stages = {lane.stage for one in level.answers for lane in one.trace.lanes if lane.process == process}
-    if stages & metrics.gpus.keys():
-        return 1.0
-    used = level.cpu.get(f"{level.answers[0].trace.pipeline}_{process}")
-    took = sum(_wall(level, stage) for stage in stages)
-    return 1.0 if used is None or not took else min(1.0, used / took)
+def _shares(level: Level, metrics: ServerMetrics, stages: Sequence[str]) -> dict[str, float]:
+    """What each stage had of a GPU, or its process of a core, while it computed; 1 where that is not known."""
+    shares = dict.fromkeys(stages, 1.0)
+    traces = [one.trace for one in level.answers]
+    for gpu in set(metrics.gpus.values()):
+        shares |= shares_of_device(traces, [stage for stage in stages if metrics.gpus.get(stage) == gpu])
+    processes = {lane.stage: lane.process for trace in traces for lane in trace.lanes}
+    for process in set(processes.values()):
+        computing = [stage for stage in stages if processes.get(stage) == process and stage not in metrics.gpus]
+        used = level.cpu.get(f"{traces[0].pipeline}_{process}")
+        took = sum(_wall(level, stage) for stage in computing)
+        if used is not None and took and len(computing) == list(processes.values()).count(process):
+            shares |= dict.fromkeys(computing, min(1.0, used / took))
+    return shares
 
 
 def _wall(level: Level, stage: str) -> float:
@@ -195,12 +210,13 @@ def _output(alone: Level, stage: str) -> Literal["text", "audio"] | None:
     return "text" if abs(at * 1e3 - text) <= abs(at * 1e3 - audio) else "audio"
 
 
-def _devices(levels: Sequence[Level], metrics: ServerMetrics, stages: Sequence[str], cores: float) -> dict[str, Device]:
-    alone = levels[0]
+def _devices(
+    alone: Level, had: Mapping[str, float], metrics: ServerMetrics, stages: Sequence[str], cores: float
+) -> dict[str, Device]:
     on_host = [stage for stage in stages if stage not in metrics.gpus]
     other = 0.0
     if alone.cpu:
-        computed = sum(_wall(alone, stage) * _got(alone, metrics, _lanes(alone, stage)[0].process) for stage in on_host)
+        computed = sum(_wall(alone, stage) * had[stage] for stage in on_host)
         other = max(0.0, sum(alone.cpu.values()) - computed) / len(alone.answers)
     memory = None if metrics.gpu_bytes is None else round(metrics.gpu_bytes / _GIB, 1)
     names = dict.fromkeys(_device(metrics, stage) for stage in stages)
