@@ -31,12 +31,13 @@ from omni_python.layers.kernels import attention, grouped_moe, linear, moe, prom
 from omni_python.layers.kv_cache import AttentionPlan, KVRow
 from omni_python.layers.packed_prompts import PROMPT_SIZES
 from omni_python.models.loading.dummy import draw_weights
+from omni_python.models.media.placeholders import MediaTokens
 from omni_python.models.qwen3_omni.code2wav import load_code2wav
 from omni_python.models.qwen3_omni.payloads import Prompt, TalkerPrompt, ThinkerInput
 from omni_python.models.qwen3_omni.talker_prompt import TalkerTokens
 from omni_python.models.qwen3_omni.talker_runner import TalkerModelRunner
 from omni_python.models.qwen3_omni.thinker import Thinker
-from omni_python.models.qwen3_omni.thinker_runner import MediaTokens, ThinkerModelRunner
+from omni_python.models.qwen3_omni.thinker_runner import ThinkerModelRunner
 from omni_python.models.qwen3_omni.weights import decoder_config
 from omni_python.models.text.options import GenerationOptions
 from omni_python.models.text.payloads import AnswerToken

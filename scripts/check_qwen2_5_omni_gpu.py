@@ -25,7 +25,7 @@ from tests.pipeline.harness import running  # noqa: E402
 
 from omni_python.models.qwen2_5_omni import tiny  # noqa: E402
 from omni_python.models.qwen2_5_omni.config import Qwen25OmniPipelineConfig  # noqa: E402
-from omni_python.proto.request import AudioPart, ImagePart  # noqa: E402
+from omni_python.proto.request import AudioPart, ContentPart, ImagePart  # noqa: E402
 
 ON_GPU = ("media_encoder", "thinker", "talker", "token2wav")
 CLOSE = 1e-3
@@ -55,7 +55,7 @@ def check(path: Path, folder: Path, gpu: int | None) -> None:
     random = np.random.default_rng(6)
     clip = random.normal(0, 0.1, 16000).astype(np.float32)
     picture = random.integers(0, 256, (84, 112, 3), np.uint8)
-    seen = [AudioPart(samples=clip, sample_rate=16000), ImagePart(png(picture))]
+    seen: list[ContentPart] = [AudioPart(samples=clip, sample_rate=16000), ImagePart(png(picture))]
     with running(config, folder) as pipeline:
         for ask in (
             Ask("Hello!", max_codes=60),

@@ -23,6 +23,7 @@ from omni_python.models.fish_s2_pro.dual_ar import DualAR
 from omni_python.models.fish_s2_pro.engine import SpeechModelRunner
 from omni_python.models.fish_s2_pro.payloads import SpeechFrames, SpeechPrompt
 from omni_python.models.loading.tokenizer import load_tokenizer
+from omni_python.models.media.placeholders import MediaTokens
 from omni_python.models.qwen3_omni import tiny
 from omni_python.models.qwen3_omni.architecture import model_config
 from omni_python.models.qwen3_omni.payloads import (
@@ -37,7 +38,7 @@ from omni_python.models.qwen3_omni.talker import load_talker
 from omni_python.models.qwen3_omni.talker_prompt import TalkerTokens
 from omni_python.models.qwen3_omni.talker_runner import TalkerModelRunner
 from omni_python.models.qwen3_omni.thinker import load_thinker
-from omni_python.models.qwen3_omni.thinker_runner import MediaTokens, ThinkerModelRunner
+from omni_python.models.qwen3_omni.thinker_runner import ThinkerModelRunner
 from omni_python.models.text.detokenizer import TokenBytes
 from omni_python.models.text.options import GenerationOptions
 from omni_python.models.text.payloads import AnswerToken

@@ -16,13 +16,14 @@ from omni_python.models.loading.checkpoint import CheckpointError, load_json
 from omni_python.models.loading.kv_size import KVNeeds
 from omni_python.models.loading.placement import Dtype, placement
 from omni_python.models.loading.tokenizer import load_tokenizer
+from omni_python.models.media.placeholders import MediaTokens
 from omni_python.models.qwen2_5_omni.architecture import decoder_config, model_config
 from omni_python.models.qwen2_5_omni.encoder import MediaEncoder
 from omni_python.models.qwen2_5_omni.preprocess import Preprocessor
 from omni_python.models.qwen2_5_omni.talker import TalkerTokens, load_talker, thinker_embeddings
 from omni_python.models.qwen2_5_omni.talker_runner import Qwen25TalkerRunner, SpeechStates
 from omni_python.models.qwen2_5_omni.thinker import load_thinker
-from omni_python.models.qwen2_5_omni.thinker_runner import MediaTokens, Qwen25ThinkerRunner
+from omni_python.models.qwen2_5_omni.thinker_runner import Qwen25ThinkerRunner
 from omni_python.models.qwen2_5_omni.token2wav import Token2WavScheduler, load_token2wav
 from omni_python.models.qwen2_5_omni.voices import load_voices
 from omni_python.models.text.decode import DecodeScheduler
@@ -79,7 +80,7 @@ def create_thinker(
     tokens = needs.tokens(kv_tokens, memory, memory.held() if memory else 0)
     texts = TokenBytes(load_tokenizer(model_path))
     section = config.thinker_config
-    media = MediaTokens(section.audio_token_index, section.image_token_index, section.video_token_index)
+    media = MediaTokens(section.image_token_index, section.video_token_index, section.audio_token_index)
     runner = Qwen25ThinkerRunner(thinker, media, _ends(model_path, config), texts, decode_stage, talker_stage)
     return _on_own_stream(TorchScheduler(runner, max_running, tokens, prefill_tokens, name="thinker"), device, -1)
 

@@ -10,20 +10,12 @@ import torch
 from omni_python.layers.language_model import LanguageModel
 from omni_python.model_runner.base import ForwardBatch, PromptInput
 from omni_python.model_runner.sampler import TokenSampler
-from omni_python.models.qwen2_5_omni.payloads import HeardPrompt, HeardToken, Question
+from omni_python.models.media.placeholders import MediaTokens, put_media
+from omni_python.models.qwen2_5_omni.payloads import HeardPrompt, HeardToken, MediaEmbeds, Question
 from omni_python.models.text.answer_runner import AnswerModelRunner, AnswerRequest
 from omni_python.models.text.detokenizer import TokenBytes
 from omni_python.proto.errors import OmniError
 from omni_python.proto.work import IncomingMessage, OutgoingMessage
-
-
-@dataclass(frozen=True)
-class MediaTokens:
-    """Ids of the prompt's placeholders."""
-
-    audio: int
-    image: int
-    video: int
 
 
 @dataclass(kw_only=True, eq=False)
@@ -75,19 +67,14 @@ class Qwen25ThinkerRunner(AnswerModelRunner[QuestionRequest]):
             raise OmniError("a prompt is computed once")
         ids = row.question.input_ids
         embeds = self._thinker.model.embed_tokens(ids.to(self._device))
-        if row.question.embeds is not None:
-            self._put(embeds, ids == self._media.audio, row.question.embeds.audio)
-            self._put(embeds, ids == self._media.image, row.question.embeds.image)
-            self._put(embeds, ids == self._media.video, row.question.embeds.video)
+        media = row.question.embeds or MediaEmbeds()
+        for kind, token, features in (
+            ("image", self._media.image, media.image),
+            ("video", self._media.video, media.video),
+            ("audio", self._media.audio, media.audio),
+        ):
+            put_media(embeds, (ids == token).nonzero()[:, 0], features, kind)
         return PromptInput(embeds, row.question.position_ids.to(self._device))
-
-    @staticmethod
-    def _put(embeds: torch.Tensor, places: torch.Tensor, media: torch.Tensor | None) -> None:
-        given = 0 if media is None else len(media)
-        if int(places.sum()) != given:
-            raise OmniError(f"the prompt has {int(places.sum())} placeholders for {given} embeddings")
-        if media is not None:
-            embeds[places.to(embeds.device)] = media.to(embeds)
 
     def decode_embeds(self, rows: Sequence[QuestionRequest]) -> torch.Tensor:
         ids = torch.tensor([row.generated[-1] for row in rows], device=self._device)
@@ -106,10 +93,8 @@ class Qwen25ThinkerRunner(AnswerModelRunner[QuestionRequest]):
         if row.question is None:
             return hidden[start : start + 1] + embeds[start : start + 1]
         read = slice(start, start + row.prompt_len)
-        media = torch.isin(
-            row.question.input_ids, torch.tensor([self._media.audio, self._media.image, self._media.video])
-        )
-        return hidden[read] + embeds[read].masked_fill(media.to(embeds.device)[:, None], 0)
+        media = self._media.places(row.question.input_ids).to(embeds.device)
+        return hidden[read] + embeds[read].masked_fill(media[:, None], 0)
 
     def emit_speech(self, row: QuestionRequest) -> list[OutgoingMessage]:
         states, row.states = row.states, None

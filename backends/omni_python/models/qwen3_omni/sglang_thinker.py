@@ -9,9 +9,10 @@ from typing import Any
 
 import torch
 
+from omni_python.models.media.placeholders import MediaTokens
 from omni_python.models.qwen3_omni.payloads import ThinkerInput
 from omni_python.models.qwen3_omni.thinker import Thinker
-from omni_python.models.qwen3_omni.thinker_runner import MediaTokens, ThinkerModelRunner, ThinkerRequest
+from omni_python.models.qwen3_omni.thinker_runner import ThinkerModelRunner, ThinkerRequest
 from omni_python.models.qwen3_omni.weights import fill
 from omni_python.proto.errors import OmniError
 from omni_python.scheduling.omni_scheduler import OmniScheduler

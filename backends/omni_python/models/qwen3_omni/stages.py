@@ -23,6 +23,7 @@ from omni_python.models.loading.kv_size import KVNeeds, parameter_bytes
 from omni_python.models.loading.modules import on_meta
 from omni_python.models.loading.placement import Dtype, placement
 from omni_python.models.loading.tokenizer import load_tokenizer
+from omni_python.models.media.placeholders import MediaTokens
 from omni_python.models.qwen3_omni.architecture import model_config
 from omni_python.models.qwen3_omni.code2wav import load_code2wav
 from omni_python.models.qwen3_omni.limits import SpeechGuard
@@ -30,7 +31,7 @@ from omni_python.models.qwen3_omni.talker import Talker, load_talker
 from omni_python.models.qwen3_omni.talker_prompt import TalkerTokens
 from omni_python.models.qwen3_omni.talker_runner import TalkerModelRunner
 from omni_python.models.qwen3_omni.thinker import Thinker, load_thinker
-from omni_python.models.qwen3_omni.thinker_runner import MediaTokens, ThinkerModelRunner
+from omni_python.models.qwen3_omni.thinker_runner import ThinkerModelRunner
 from omni_python.models.qwen3_omni.weights import decoder_config
 from omni_python.models.text.decode import DecodeScheduler
 from omni_python.models.text.detokenizer import TokenBytes

@@ -12,25 +12,16 @@ from omni_python.layers.decoder import Deepstack
 from omni_python.layers.fused_decoder import MAX_ROWS
 from omni_python.model_runner.base import ForwardBatch, PromptInput
 from omni_python.model_runner.sampler import TokenSampler
+from omni_python.models.media.placeholders import MediaTokens, put_media
 from omni_python.models.qwen3_omni.payloads import TalkerPrompt, ThinkerInput
 from omni_python.models.qwen3_omni.thinker import Thinker
 from omni_python.models.text.answer_runner import AnswerModelRunner, AnswerRequest
 from omni_python.models.text.detokenizer import TokenBytes
 from omni_python.models.text.payloads import AnswerToken
-from omni_python.proto.errors import OmniError
 from omni_python.proto.work import IncomingMessage, OutgoingMessage
 
 if TYPE_CHECKING:
     from omni_python.models.qwen3_omni.thinker_decode import ThinkerDecode
-
-
-@dataclass(frozen=True)
-class MediaTokens:
-    """Ids of the prompt's placeholders."""
-
-    image: int
-    video: int
-    audio: int
 
 
 @dataclass(kw_only=True, eq=False)
@@ -137,9 +128,9 @@ class ThinkerModelRunner(AnswerModelRunner[ThinkerRequest]):
         image_at, video_at, audio_at = (
             (ids == token).nonzero()[:, 0] for token in (self._media.image, self._media.video, self._media.audio)
         )
-        self._put(embeds, image_at, vision.image if vision else None, "image")
-        self._put(embeds, video_at, vision.video if vision else None, "video")
-        self._put(embeds, audio_at, audio.audio if audio else None, "audio")
+        put_media(embeds, image_at, vision.image if vision else None, "image")
+        put_media(embeds, video_at, vision.video if vision else None, "video")
+        put_media(embeds, audio_at, audio.audio if audio else None, "audio")
         deepstack = None
         if vision is not None and (vision.image_deepstack or vision.video_deepstack):
             # The order of the places does not matter, so images and videos need not be interleaved.
@@ -162,7 +153,8 @@ class ThinkerModelRunner(AnswerModelRunner[ThinkerRequest]):
         hidden, tapped = self.through(self._thinker.model, batch, tap=self._accept_layer if speaking else None)
         for row, start in speaking:
             assert tapped is not None
-            row.media_hidden = tapped[start : start + row.prompt_len][self._media_at(_input(row).prompt.input_ids)]
+            media = self._media.places(_input(row).prompt.input_ids).nonzero()[:, 0].to(self._device)
+            row.media_hidden = tapped[start : start + row.prompt_len][media]
         last = hidden[batch.last]
         return last, self._thinker.lm_head(last)
 
@@ -187,17 +179,6 @@ class ThinkerModelRunner(AnswerModelRunner[ThinkerRequest]):
             prompt.input_ids, prompt.position_ids, row.media_hidden, options.voice, options.talker, options.stream
         )
         return OutgoingMessage(row.request_id, "stream", talker, self._talker_target)
-
-    def _put(self, embeds: torch.Tensor, at: torch.Tensor, features: torch.Tensor | None, kind: str) -> None:
-        given = 0 if features is None else len(features)
-        if len(at) != given:
-            raise OmniError(f"the prompt has {len(at)} {kind} placeholders, but there are {given} {kind} embeddings")
-        if features is not None:
-            embeds.index_copy_(0, at.to(self._device), features.to(self._device, self._dtype))
-
-    def _media_at(self, ids: torch.Tensor) -> torch.Tensor:
-        media = torch.tensor([self._media.image, self._media.video, self._media.audio], device=ids.device)
-        return torch.isin(ids, media).nonzero()[:, 0].to(self._device)
 
 
 def _input(row: ThinkerRequest) -> ThinkerInput:
