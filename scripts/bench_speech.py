@@ -9,6 +9,7 @@ pocketsphinx. Printed are, for each and then for all of a kind together, word er
     text      of the pipeline's text to what was said (of other languages: in our translation),
     speech    of what pocketsphinx hears to the pipeline's text: whether the speech is intelligible,
     both      of what pocketsphinx hears to what was said,
+    again     of what the pipeline itself hears of its speech, to its text: Whisper knows more words than pocketsphinx,
 
 seconds from the request to the first of its speech, and seconds of work for a second of speech.
 """
@@ -50,6 +51,7 @@ class Outcome:
     asked: Utterance
     text: str
     heard: str
+    again: str
     first_audio_s: float
     whole_s: float
     speech_s: float
@@ -102,8 +104,11 @@ def measured(client: OmniClient, utterance: Utterance, judge: Judge, voice: str 
     whole = time.monotonic() - start
     answer = Answer.collect(iter(events))
     heard = judge.hear(answer.audio, answer.sample_rate) if len(answer.audio) else ""
+    again = ""
+    if len(answer.audio):
+        again = client.chat(audios=[wav(answer.audio, answer.sample_rate)], modalities=["text"]).text
     seconds = len(answer.audio) / answer.sample_rate if len(answer.audio) else 0.0
-    return Outcome(utterance, answer.text, heard, whole if first is None else first, whole, seconds)
+    return Outcome(utterance, answer.text, heard, again, whole if first is None else first, whole, seconds)
 
 
 def described(outcome: Outcome) -> dict[str, object]:
@@ -112,6 +117,7 @@ def described(outcome: Outcome) -> dict[str, object]:
         "said": outcome.asked.said,
         "text": outcome.text,
         "heard": outcome.heard,
+        "again": outcome.again,
         "first_audio_s": round(outcome.first_audio_s, 2),
         "whole_s": round(outcome.whole_s, 2),
         "speech_s": round(outcome.speech_s, 2),
@@ -124,6 +130,7 @@ def summary(outcomes: list[Outcome]) -> dict[str, object]:
         "wer_text": round(word_errors([(o.asked.said, o.text) for o in outcomes]).rate, 3),
         "wer_speech": round(word_errors([(o.text, o.heard) for o in outcomes]).rate, 3),
         "wer_both": round(word_errors([(o.asked.said, o.heard) for o in outcomes]).rate, 3),
+        "wer_again": round(word_errors([(o.text, o.again) for o in outcomes]).rate, 3),
         "first_audio_s": round(statistics.median(o.first_audio_s for o in outcomes), 2),
         "first_audio_max_s": round(max(o.first_audio_s for o in outcomes), 2),
         "rtf": round(sum(o.whole_s for o in outcomes) / sum(o.speech_s for o in outcomes), 2),
