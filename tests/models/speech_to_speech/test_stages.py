@@ -140,3 +140,28 @@ def test_hearing(tmp_path_factory: pytest.TempPathFactory) -> None:
         tokens = sum(piece.tokens for piece in alone)
         reason = "length" if tokens == 9 else "stop"
         assert result.data == Heard(len(pieces), 75, tokens, reason, True, True)
+
+
+def test_requests_are_heard_side_by_side_and_aborts_free_them(tmp_path_factory: pytest.TempPathFactory) -> None:
+    path = tmp_path_factory.mktemp("whisper")
+    save_tiny(path, seed=2)
+    recogniser = Recogniser(path, margin_s=30)
+    expected = "".join(piece.text for piece in recogniser.hear(noise(7, 1.5), "translate", "de", 9))
+    scheduler = HearingScheduler(recogniser)
+    for name in ("a", "b", "gone"):
+        sound: list[TextPart | AudioPart] = [AudioPart(samples=noise(7, 1.5), sample_rate=16000)]
+        request = Utterance(sound, "translate", "de", 9, "v", 1.0, False, True)
+        scheduler.inbox.put(IncomingMessage(name, "new_request", request))
+    scheduler.abort("gone")
+    texts = {"a": "", "b": ""}
+    over: set[str] = set()
+    with started(scheduler):
+        while len(over) < 2:
+            message = scheduler.outbox.get(timeout=20)
+            assert message is not None and message.target in ("transcript", None), "no speech was asked for"
+            if message.type == "result":
+                over.add(message.request_id)
+            else:
+                texts[message.request_id] += message.data.text
+    assert texts == {"a": expected, "b": expected}
+    assert scheduler.stats() == {"running": 0}

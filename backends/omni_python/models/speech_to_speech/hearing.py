@@ -5,6 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 
+import msgspec
+import numpy as np
+
 from omni_python.models.speech_to_speech.mel import SAMPLES_PER_POSITION
 from omni_python.models.speech_to_speech.payloads import Heard, Utterance, Words
 from omni_python.models.speech_to_speech.recogniser import Piece, Recogniser
@@ -36,7 +39,7 @@ class HearingScheduler(LoopScheduler):
     def take(self, message: IncomingMessage) -> None:
         if not isinstance(message.data, Utterance):
             raise OmniError(f"{type(message.data).__name__} is no input of the recogniser stage")
-        self._heard[message.request_id] = self._hear(message.data)
+        self._heard[message.request_id] = self._hear(_copied(message.data))
 
     def work(self) -> bool:
         for request_id, heard in list(self._heard.items()):
@@ -92,3 +95,12 @@ class HearingScheduler(LoopScheduler):
                 text = piece.text if begun else piece.text.lstrip()
                 begun |= bool(text)
                 yield Piece(text, piece.language, piece.tokens)
+
+
+def _copied(asked: Utterance) -> Utterance:
+    """Sounds may lie in memory that is to be given back before they are heard to their end."""
+    parts: list[TextPart | AudioPart] = [
+        AudioPart(samples=np.array(part.samples), sample_rate=part.sample_rate) if isinstance(part, AudioPart) else part
+        for part in asked.parts
+    ]
+    return msgspec.structs.replace(asked, parts=parts)

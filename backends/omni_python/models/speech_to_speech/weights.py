@@ -79,7 +79,7 @@ _VOICES = ("package/voices/af_", "package/voices/am_")
 
 
 def build(out: Path, on_package: Callable[[int], None] = lambda fetched: None) -> None:
-    """Download all packages and write `out`, which is there only once it is complete.
+    """Download all packages and write `out`, nothing of it before all have come. Other files in it are left alone.
 
     `on_package` hears how many packages have come. Raises `packages.NotFetched` and `CheckpointError`.
     """
@@ -96,9 +96,11 @@ def build(out: Path, on_package: Callable[[int], None] = lambda fetched: None) -
         _write_synthesiser(draft / SYNTHESISER, files)
         _write_dictionary(draft / DICTIONARY, files)
         _write_licences(draft / "licences", files)
-        if out.exists():
-            shutil.rmtree(out)
-        draft.rename(out)
+        out.mkdir(exist_ok=True)
+        for part in draft.iterdir():
+            if (out / part.name).exists():
+                shutil.rmtree(out / part.name)
+            part.rename(out / part.name)
 
 
 def _write_recogniser(folder: Path, parts: Sequence[PackageFiles]) -> None:
