@@ -129,24 +129,34 @@ def at_concurrency(costs: Costs, clients: float, copies: Mapping[str, int], perc
         return stage.max_batch * _ROOM if enough else stage.max_batch
 
     roomy = _batches(costs, room)
-    least, most = _QUIET, saturation(device_limits(roomy), copies)[0]
-    quiet = _last(costs, settle(costs, _QUIET, copies))
+    filled = _batches(costs, lambda stage: min(stage.max_batch, math.ceil(clients / copies[stage.device])))
+    most, _ = saturation(device_limits(filled), copies)
+    found = predict(roomy, _rate_of(roomy, clients - 1, copies), copies, percentile)
+    rate = min(clients / found.whole.mean_ms * 1e3, most)
+    work = _at_rate(predict(roomy, _rate_of(roomy, clients, copies), copies, percentile), rate)
+    mean = clients / rate * 1e3
+    return msgspec.structs.replace(
+        work,
+        saturation=most,
+        first_text=found.first_text,
+        first_audio=found.first_audio,
+        whole=Latency(mean, max(mean, found.whole.tail_ms)),
+    )
+
+
+def _rate_of(costs: Costs, there: float, copies: Mapping[str, int]) -> float:
+    """The rate at which so many requests are there on average (Little's law)."""
+    least, most = _QUIET, saturation(device_limits(costs), copies)[0]
+    quiet = _last(costs, settle(costs, _QUIET, copies)).mean
+    lost = max(0.0, (costs.alone.whole_ms or 0.0) / 1e3 - quiet)
     for _ in range(_HALVINGS):
         rate = (least + most) / 2
         try:
-            whole = _latency(_last(costs, settle(roomy, rate, copies)), quiet, costs.alone.whole_ms, percentile)
-            there = rate * whole.mean_ms / 1e3 if whole else 0.0
+            found = rate * (_last(costs, settle(costs, rate, copies)).mean + lost)
         except Saturated:
-            there = float("inf")
-        least, most = (rate, most) if there < clients - 1 else (least, rate)
-    found = predict(roomy, least, copies, percentile)
-    filled = _batches(costs, lambda stage: min(stage.max_batch, math.ceil(clients / copies[stage.device])))
-    most, _ = saturation(device_limits(filled), copies)
-    rate = min(clients / found.whole.mean_ms * 1e3, most)
-    mean = clients / rate * 1e3
-    return msgspec.structs.replace(
-        _at_rate(found, rate), saturation=most, whole=Latency(mean, max(mean, found.whole.tail_ms))
-    )
+            found = math.inf
+        least, most = (rate, most) if found < there else (least, rate)
+    return least
 
 
 def _at_rate(found: Prediction, rate: float) -> Prediction:
