@@ -20,7 +20,7 @@ from omni_python.relay.base import CreditFn, Relay, RelayOperation, RelaySetting
 from omni_python.relay.slots import GRAIN, OutOfSlots, Slot, Slots
 
 COPY_LIMIT = 64 * 1024
-"""Payloads up to this many bytes are copied out at once, so that their slots are free again; about 10 us at the most."""
+"""Payloads up to this many bytes are copied out at once, so that their slots are free again: 10 us at most."""
 
 PATIENCE = 0.5
 """Seconds to wait for room in the pool before a payload gets a segment of its own: readers may hold views until that
