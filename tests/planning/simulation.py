@@ -152,12 +152,22 @@ class Outcome:
 
 def simulate(costs: Costs, rate: float, copies: Mapping[str, int], requests: int, seed: int) -> Outcome:
     """`requests` that come after half as many, which do not count."""
-    return _Simulation(costs, copies, seed).run(rate, requests)
+    simulation = _Simulation(costs, copies, requests, seed)
+    return simulation.run([simulation.arrivals(rate)])
+
+
+def simulate_clients(costs: Costs, clients: int, copies: Mapping[str, int], requests: int, seed: int) -> Outcome:
+    """The same of clients that ask again as soon as they were answered."""
+    simulation = _Simulation(costs, copies, requests, seed)
+    return simulation.run([simulation.client() for _ in range(clients)])
 
 
 class _Simulation:
-    def __init__(self, costs: Costs, copies: Mapping[str, int], seed: int) -> None:
-        self._costs, self._copies = costs, copies
+    def __init__(self, costs: Costs, copies: Mapping[str, int], requests: int, seed: int) -> None:
+        self._costs = costs
+        self._warm, self._asked = requests // 2, requests // 2 + requests
+        self._next = 0
+        self._since = 0.0
         self._chance = random.Random(seed)
         self._env = simpy.Environment()
         self._cores = {
@@ -171,37 +181,42 @@ class _Simulation:
         self._present = {name: [0] * copies[name] for name in costs.devices}
         self._seen: dict[str, list[float]] = {"text": [], "audio": [], "whole": []}
 
-    def run(self, rate: float, requests: int) -> Outcome:
-        warm = requests // 2
-        ends: list[simpy.Event] = []
-        marks: list[float] = []
-
-        # Of a Poisson process those that have the rate in this very run: a run cannot tell more than its rate allows.
-        gaps = np.array([self._chance.expovariate(1.0) for _ in range(warm + requests)])
-        gaps[:warm] *= warm / gaps[:warm].sum() / rate
-        gaps[warm:] *= requests / gaps[warm:].sum() / rate
-
-        def arrivals() -> Steps:
-            for number in range(warm + requests):
-                yield self._env.timeout(float(gaps[number]))
-                if number == warm:
-                    marks.append(self._env.now)
-                    self._forget()
-                ends.append(self._env.process(self._request(number >= warm)))
-            marks.append(self._env.now)
-            self._note(marks[1] - marks[0])
-
-        self._env.run(self._env.process(arrivals()))
-        self._env.run(self._env.all_of(ends))
+    def run(self, sources: list[Steps]) -> Outcome:
+        self._env.run(self._env.all_of([self._env.process(source) for source in sources]))
         whole = np.array(self._seen["whole"])
         return Outcome(
-            len(whole) / (self._env.now - marks[0]),
+            len(whole) / (self._env.now - self._since),
             np.array(self._seen["text"]),
             np.array(self._seen["audio"]),
             whole,
             self._utilisation,
             self._devices,
         )
+
+    def arrivals(self, rate: float) -> Steps:
+        """Of a Poisson process those that have the rate in this very run, which cannot tell more than that."""
+        gaps = np.array([self._chance.expovariate(1.0) for _ in range(self._asked)])
+        for part in (gaps[: self._warm], gaps[self._warm :]):
+            part *= len(part) / part.sum() / rate
+        running = []
+        for gap in gaps:
+            yield self._env.timeout(float(gap))
+            running.append(self._ask())
+        yield self._env.all_of(running)
+
+    def client(self) -> Steps:
+        while self._next < self._asked:
+            yield self._ask()
+
+    def _ask(self) -> simpy.Event:
+        """The figures are those from the first request that counts to when the last one is sent."""
+        if self._next == self._warm:
+            self._since = self._env.now
+            self._forget()
+        self._next += 1
+        if self._next == self._asked:
+            self._note(self._env.now - self._since)
+        return self._env.process(self._request(self._next > self._warm))
 
     def _forget(self) -> None:
         for cores in self._cores.values():

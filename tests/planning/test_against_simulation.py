@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from omni_python.planning.capacity import device_limits, saturation
-from omni_python.planning.prediction import Latency, predict
+from omni_python.planning.prediction import Latency, at_concurrency, predict
 from tests.planning.pipelines import speech_costs
-from tests.planning.simulation import Outcome, simulate
+from tests.planning.simulation import Outcome, simulate, simulate_clients
 
 COPIES = {"host": 1, "gpu0": 1, "gpu1": 1}
 
@@ -53,6 +53,17 @@ def test_copies() -> None:
     predicted, seen = predict(costs, rate, copies), simulate(costs, rate, copies, requests=600, seed=5)
     check_latency(predicted.whole, seen.whole, tail=0.15)
     check_latency(predicted.first_text, seen.first_text, tail=0.25)
+    for name, device in predicted.devices.items():
+        assert device.busy == pytest.approx(seen.devices[name], rel=0.1, abs=0.02), name
+
+
+@pytest.mark.parametrize("clients", [1, 4, 16])
+def test_clients_that_ask_again(clients: int) -> None:
+    costs = speech_costs()
+    predicted = at_concurrency(costs, clients, COPIES)
+    seen = simulate_clients(costs, clients, COPIES, requests=400, seed=7)
+    assert predicted.rate == pytest.approx(seen.throughput, rel=0.1)
+    assert predicted.whole.mean_ms == pytest.approx(seen.whole.mean() * 1e3, rel=0.1)
     for name, device in predicted.devices.items():
         assert device.busy == pytest.approx(seen.devices[name], rel=0.1, abs=0.02), name
 

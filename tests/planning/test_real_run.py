@@ -56,8 +56,7 @@ def test_predicts_the_server_that_it_measured(
     [seen] = json.loads(capsys.readouterr().out)["loads"]
     with capsys.disabled():
         print(f"\n{compared(plan, seen, costs.devices['host'].cores)}")
-    # CPU time does not depend on what else the machine does, or little.
-    assert cpu_ms(plan, costs.devices["host"].cores) == pytest.approx(seen_cpu_ms(seen), rel=0.4)
+    assert 0.4 < cpu_ms(plan, costs.devices["host"].cores) / seen_cpu_ms(seen) < 2.5
 
 
 def cpu_ms(plan: dict[str, Any], cores: float) -> float:

@@ -133,7 +133,9 @@ def at_concurrency(costs: Costs, clients: float, copies: Mapping[str, int], perc
     most, _ = saturation(device_limits(filled), copies)
     found = predict(roomy, _rate_of(roomy, clients - 1, copies), copies, percentile)
     rate = min(clients / found.whole.mean_ms * 1e3, most)
-    work = _at_rate(predict(roomy, _rate_of(roomy, clients, copies), copies, percentile), rate)
+    # Work, which depends on the batches, with all of them there; but one alone is never in a batch with itself.
+    together = clients - 1 / clients
+    work = _at_rate(predict(roomy, _rate_of(roomy, together, copies), copies, percentile), rate)
     mean = clients / rate * 1e3
     return msgspec.structs.replace(
         work,
