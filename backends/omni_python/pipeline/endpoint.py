@@ -30,6 +30,7 @@ from omni_python.proto.messages import (
     SubmitMessage,
     new_epoch,
 )
+from omni_python.relay import put_off
 from omni_python.relay.base import RelaySettings
 from omni_python.relay.carrier import Carrier
 from omni_python.relay.ways import host_identity
@@ -160,9 +161,11 @@ class Endpoint:
             self._transfers[message.epoch].put(message)
         else:
             self._credits.hold()
+            put_off.begin()
             try:
                 self._handle(message)
             finally:
+                put_off.finish()
                 self._credits.settle()
 
     def _must_wait(self, message: DataMessage) -> bool:

@@ -20,6 +20,7 @@ from typing import Any
 
 from omni_python.proto.codec import DevicePart
 from omni_python.relay.base import PUT_TIMEOUT, R, Relay, RelayOperation, RelayUnavailable, TransferFailed
+from omni_python.relay.put_off import call_later
 from omni_python.relay.slots import Slot, Slots
 
 GRAIN = 64 << 10
@@ -129,11 +130,11 @@ class Leases:
 
     def end(self, then: Callable[[], object]) -> None:
         """From any thread, and inside the garbage collector."""
-        self._ended.put(then)
+        call_later(self._ended.put, then)
 
     def view(self, pointer: int, nbytes: int, then: Callable[[], object]) -> Any:
         """A uint8 tensor [nbytes] over memory of this GPU, whose end is noticed."""
-        return self._gpu.leased(pointer, nbytes, lambda: self._ended.put(then))
+        return self._gpu.leased(pointer, nbytes, lambda: call_later(self._ended.put, then))
 
     def close(self) -> None:
         """Wait for the GPU once, and call back for everything that has ended."""
