@@ -61,7 +61,7 @@ def test_copies() -> None:
 def test_clients_that_ask_again(clients: int) -> None:
     costs = speech_costs()
     predicted = at_concurrency(costs, clients, COPIES)
-    seen = simulate_clients(costs, clients, COPIES, requests=400, seed=7)
+    seen = simulate_clients(costs, clients, COPIES, requests=240, seed=7)
     assert predicted.rate == pytest.approx(seen.throughput, rel=0.1)
     assert predicted.whole.mean_ms == pytest.approx(seen.whole.mean() * 1e3, rel=0.1)
     for name, device in predicted.devices.items():
