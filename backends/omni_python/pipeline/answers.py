@@ -27,7 +27,7 @@ SENDS_A_TURN = 4
 """For one request, before others that wait have their turn: so many at most, so that threads need not change."""
 
 JOINED_BYTES = 64 << 10
-"""Of chunks that go to a client together, at most: a response costs as much as some 100 KB in it."""
+"""Of chunks that go to a client together, at most: 0.7 s of speech, a small part of what Triton shares with a stub."""
 
 RELIEF = 0.2
 """Seconds without anything sent, while something waits, after which another thread is added."""
