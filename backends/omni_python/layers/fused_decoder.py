@@ -95,7 +95,6 @@ class FusedDecoder:
     def prompts(self, rows: PackedRows, cache: PagedKVCache, tap: int | None) -> tuple[torch.Tensor, torch.Tensor]:
         """The normed output and the hidden state at `tap` (see `Decoder.forward`), each [rows, H]."""
         from omni_python.layers.kernels.grouped_moe import mix_grouped
-        from omni_python.layers.kernels.linear import linear
         from omni_python.layers.kernels.prompt_attention import attend_prompts
 
         eps, x = self._eps, rows.embeds
@@ -112,8 +111,8 @@ class FusedDecoder:
             if layer.experts is not None:
                 mix_grouped(x, eps, layer.experts)
             elif layer.gate_up is not None and layer.down is not None:
-                activated = linear(x, layer.gate_up, normed=True, eps=eps, gated=True)
-                linear(activated, layer.down, residual=x)
+                gate, up = F.linear(F.rms_norm(x, x.shape[1:], eps=eps), layer.gate_up).chunk(2, dim=-1)
+                x.addmm_(F.silu(gate) * up, layer.down.T)
             if tap == index + 1:
                 tapped = x.clone()
             if index < len(rows.deepstack):
