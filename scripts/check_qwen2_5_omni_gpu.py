@@ -50,7 +50,8 @@ def check(path: Path, folder: Path, gpu: int | None) -> None:
         overrides.setdefault(stage, {})["dtype"] = "float32"
     config = Qwen25OmniPipelineConfig(model_path=str(path), runtime_overrides=overrides)
     if gpu is not None:
-        config.stages = [s.model_copy(update={"gpu": gpu}) if s.name in ON_GPU else s for s in config.stages]
+        stages = [s.model_copy(update={"gpu": gpu}) if s.name in ON_GPU else s for s in config.stages]
+        config = config.model_copy(update={"stages": stages})
     reference = Reference(path)
     random = np.random.default_rng(6)
     clip = random.normal(0, 0.1, 16000).astype(np.float32)
