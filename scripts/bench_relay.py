@@ -7,7 +7,7 @@
 
 A round trip is: encode, put, message; receive, decode, answer inline; receive, up to the call of the process's handler.
 "in place" means that the payload was produced in the relay's memory, "view" that the reader does not copy, "there" that
-the reader's GPU has been waited for, so that all bytes have arrived. The best and the median of several are printed,
+the reader's GPU has been waited for, so that all bytes have arrived; "flowing" that three such are under way at a time. The best and the median of several are printed,
 with payload bytes per best time, and written to `--json FILE`. Between two GPUs the rates of what arrived are also
 given as a part of the plain copy's. A way that fails is reported and the others go on; the exit status says whether one
 did.
@@ -48,6 +48,8 @@ KB, MB = 1 << 10, 1 << 20
 SIZES = (KB, 16 * KB, 64 * KB, MB, 16 * MB, 64 * MB)
 GPU_SIZES = (KB, 64 * KB, MB, 16 * MB, 64 * MB, 256 * MB)
 INLINE = 16 * KB
+FLOW, WINDOW = 24, 3
+FLOWING = ", in place, flowing"
 BACKENDS = ("shm", "nixl", "mooncake", "nccl")
 HOSTS = {"nixl", "mooncake", "nccl", "nixl_cuda", "nccl_cuda"}
 """Ways that only go between hosts; here each process says that it is one."""
@@ -111,10 +113,10 @@ class Report:
             self.failures[what] = traceback.format_exc()
 
     def print_ratios(self) -> None:
-        """What part of the plain copy's rate the ways "there" reach."""
+        """What part of the plain copy's rate reaches the other GPU."""
         plain = {row.nbytes: row.best_us for row in self.rows if row.way == PLAIN_COPY}
         for row in self.rows:
-            if row.way.endswith(", there") and row.nbytes in plain:
+            if row.way.endswith((", there", FLOWING)) and row.nbytes in plain:
                 part = plain[row.nbytes] / row.best_us
                 print(f"{row.way:32s} {size_name(row.nbytes):>11s} {part:7.0%} of the plain copy's rate")
 
@@ -198,15 +200,31 @@ class Pair:
 
     def round_trip(self, payload: Payload, target: str = "") -> float:
         start = time.perf_counter()
+        self._send(payload, target)
+        return self._answers.get(timeout=60) - start
+
+    def _send(self, payload: Payload, target: str) -> None:
         envelope = self.end.carrier.pack(payload, [self._reader])
         self.end.send(self._reader, DataReadyMessage(self.end.epoch, "", "parent", target, envelope))
-        return self._answers.get(timeout=60) - start
 
     def in_place(self, nbytes: int, target: str = "") -> float:
         """A round trip of what was produced in a slot beforehand."""
         allocation = self.end.carrier.alloc(nbytes, [self._reader], on_gpu=self._on_gpu)
         allocation.memory[:64] = 1
         return self.round_trip((GpuBlock if self._on_gpu else Block)(allocation.memory), target)
+
+    def flow(self, nbytes: int) -> float:
+        """Seconds a payload of `FLOW`, each produced in a slot as it goes, `WINDOW` of them under way at a time."""
+        start = time.perf_counter()
+        for number in range(FLOW):
+            if number >= WINDOW:
+                self._answers.get(timeout=60)
+            allocation = self.end.carrier.alloc(nbytes, [self._reader], on_gpu=True)
+            allocation.memory[:64] = 1
+            self._send(GpuBlock(allocation.memory), "there")
+        for _ in range(WINDOW):
+            last = self._answers.get(timeout=60)
+        return (last - start) / FLOW
 
     def check_way(self) -> None:
         carried = self.end.carrier.carried
@@ -281,6 +299,7 @@ def on_gpus(report: Report, directory: Path, way: str, pool: int, gpus: Gpus) ->
             report.measure(f"{way}, there", size, partial(pair.round_trip, payload, "there"))
             if gpus[0] != gpus[1]:
                 report.measure(f"{way}, in place, there", size, partial(pair.in_place, size, "there"))
+                report.measure(f"{way}{FLOWING}", size, partial(pair.flow, size))
         pair.check_way()
 
 
