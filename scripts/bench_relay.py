@@ -7,10 +7,10 @@
 
 A round trip is: encode, put, message; receive, decode, answer inline; receive, up to the call of the process's handler.
 "in place" means that the payload was produced in the relay's memory, "view" that the reader does not copy, "there" that
-the reader's GPU has been waited for, so that all bytes have arrived; "flowing" that three such are under way at a time. The best and the median of several are printed,
-with payload bytes per best time, and written to `--json FILE`. Between two GPUs the rates of what arrived are also
-given as a part of the plain copy's. A way that fails is reported and the others go on; the exit status says whether one
-did.
+the reader's GPU has been waited for, so that all bytes have arrived; "flowing" that three such are under way at a time.
+The best and the median of several are printed, with payload bytes per best time, and written to `--json FILE`. Between
+two GPUs the rates of what arrived are also given as a part of the plain copy's. A way that fails is reported and the
+others go on; the exit status says whether one did.
 """
 
 from __future__ import annotations
