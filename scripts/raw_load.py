@@ -252,7 +252,8 @@ class _Connection:
         elif kind == _WINDOW_UPDATE and stream == 0:
             self._window += int.from_bytes(payload, "big")
         elif kind == _GOAWAY:
-            raise ConnectionBroken(f"the server says goodbye: {payload[8:]!r}")
+            code = int.from_bytes(payload[4:8], "big")
+            raise ConnectionBroken(f"the server says goodbye, with error {code}: {payload[8:]!r}")
 
     def _read(self, stream: int, data: bytes, now: float) -> None:
         """The messages of an answer, each behind a byte and its length."""

@@ -16,7 +16,7 @@ from omni_python.serve.triton_server import TritonServer
 from tests.e2e import metrics
 
 PIPELINE = "qwen3_omni"
-LONG = {"max_tokens": 400, "ignore_eos": True, "talker": {"max_tokens": 2000, "ignore_eos": True}}
+LONG = {"max_tokens": 1500, "ignore_eos": True, "talker": {"max_tokens": 2000, "ignore_eos": True}}
 METRICS_PERIOD = 0.25
 
 

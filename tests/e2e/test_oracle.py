@@ -59,7 +59,7 @@ def test_streams_equal_the_oracles(client: OmniClient, name: str) -> None:
     answer = Answer.collect(events)
     assert answer.text == case.text
     check_audio(answer, case)
-    assert sum(isinstance(event, TextDelta) for event in events) > 3, "the text came at once"
+    assert sum(isinstance(event, TextDelta) for event in events) > 1, "the text came at once"
     frames = case.codes.shape[1]
     assert sum(isinstance(event, AudioChunk) for event in events) >= frames // 10, "the speech came at once"
 

@@ -233,11 +233,11 @@ def test_a_client_that_reads_nothing_is_gone(
         connection.response.create(response={**LONG, "input": [STOP]})
         until(connection, "response.output_audio_transcript.delta")
         connection._connection.recv_messages.pause()
-        for _ in range(8):
-            connection.conversation.item.retrieve(item_id="big")
-        time.sleep(1.5)
-        connection._connection.recv_messages.resume()
         with pytest.raises(websockets.exceptions.ConnectionClosed):
+            for _ in range(8):
+                connection.conversation.item.retrieve(item_id="big")
+            time.sleep(1.5)
+            connection._connection.recv_messages.resume()
             until(connection)
 
 
