@@ -11,7 +11,7 @@ import torch
 def log_mel(samples: torch.Tensor, filters: torch.Tensor, fft: int, hop: int) -> torch.Tensor:
     """Samples [clips, n] to [clips, mel bins, n / hop]: decades, from 8 below a clip's loudest up, as Whisper scales
     them. `filters` [mel bins, fft / 2 + 1]."""
-    window = torch.hann_window(fft)
+    window = torch.hann_window(fft, device=samples.device)
     power = torch.stft(samples, fft, hop, window=window, return_complex=True)[..., :-1].abs() ** 2
     decades = (filters @ power).clamp(min=1e-10).log10()
     return (torch.maximum(decades, decades.amax(dim=(1, 2), keepdim=True) - 8.0) + 4.0) / 4.0

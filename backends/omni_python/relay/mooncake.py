@@ -5,6 +5,7 @@ Credits travel as messages of the control plane: a notification of the engine co
 
 from __future__ import annotations
 
+import logging
 import os
 
 from omni_python.proto.refs import MooncakeRef
@@ -13,7 +14,10 @@ from omni_python.relay.reads import ReadRelay, Region
 from omni_python.relay.slots import Slot
 
 HOST = "127.0.0.1"
-"""The engine's ports ask nobody who they are, so that it listens on the loopback interface alone."""
+"""Where peers find each other. The engine's ports ask nobody who they are, and it listens on all interfaces whatever
+`MC_TCP_BIND_ADDRESS` says (seen with 0.3.13), hence the warning; between hosts it is refused."""
+
+log = logging.getLogger(__name__)
 
 
 class MooncakeRelay(ReadRelay[MooncakeRef]):
@@ -37,6 +41,7 @@ class MooncakeRelay(ReadRelay[MooncakeRef]):
         self._engine = TransferEngine()
         if self._engine.initialize(HOST, "P2PHANDSHAKE", "tcp", "") != 0:
             raise RelayUnavailable("relay_backend mooncake: its transfer engine did not start")
+        log.warning("Mooncake's engine listens on all interfaces and asks nobody who they are: close this host's ports")
         self._register(self._region)
         self._session = f"{HOST}:{self._engine.get_rpc_port()}"
         self._sessions: dict[int, str] = {}
