@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-
 from omni_python.models.fetching import fetching_first
 from omni_python.models.fish_s2_pro.architecture import model_config
 from omni_python.models.fish_s2_pro.codec_checkpoint import load_decoder
@@ -16,7 +14,7 @@ from omni_python.models.fish_s2_pro.vocoder import S2Vocoder
 from omni_python.models.loading.dummy import LoadFormat
 from omni_python.models.loading.kernels import Kernels, captured_rows
 from omni_python.models.loading.kv_size import KVNeeds
-from omni_python.models.loading.placement import Dtype, placement
+from omni_python.models.loading.placement import Dtype, on_own_stream, placement
 from omni_python.preprocessing.media.loader import MediaLoader
 from omni_python.preprocessing.media.policy import MediaPolicy
 from omni_python.scheduling.base import Scheduler
@@ -60,13 +58,11 @@ def create_tts_engine(
     memory = stage_memory(gpu_id, total_gpu_memory_fraction)
     model = load_dual_ar(model_path, config, torch_dtype, device, load_format)
     needs = KVNeeds("tts_engine", config.trunk, torch_dtype, config.context, max_running, prefill_tokens, 65536)
-    tokens = needs.tokens(kv_tokens, memory, memory.held() if memory else 0)
+    tokens = needs.tokens(kv_tokens, memory)
     fused_rows = captured_rows(kernels, "tts_engine", [model.trunk], max_running)
     runner = SpeechModelRunner(model, vocoder_stage, frames_per_chunk, max_running, fused_rows)
     scheduler = TorchScheduler(runner, max_running, tokens, prefill_tokens, name="tts_engine")
-    if gpu_id is not None:
-        scheduler.stream = torch.cuda.Stream(device, priority=-1)
-    return scheduler
+    return on_own_stream(scheduler, device, priority=-1)
 
 
 def create_vocoder(
@@ -96,6 +92,4 @@ def create_vocoder(
         crossfade_samples=crossfade_samples,
         name="vocoder",
     )
-    if gpu_id is not None:
-        scheduler.stream = torch.cuda.Stream(device)
-    return scheduler
+    return on_own_stream(scheduler, device)

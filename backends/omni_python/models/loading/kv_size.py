@@ -30,8 +30,9 @@ class KVNeeds:
     default_tokens: int
     kept_per_token: int = 0
 
-    def tokens(self, asked: int | None, memory: StageMemory | None, weights: int) -> int:
-        """`asked` tokens, or as many as fit into the stage's `memory` beside its `weights` (bytes).
+    def tokens(self, asked: int | None, memory: StageMemory | None, weights: int | None = None) -> int:
+        """`asked` tokens, or as many as fit into the stage's `memory` beside its `weights` (bytes; None: what it has
+        loaded).
 
         Raises `InvalidArgument` where they do not fit.
         """
@@ -41,7 +42,7 @@ class KVNeeds:
         budget = KVBudget(
             stage=self.stage,
             share=memory.share,
-            weights=weights,
+            weights=memory.held() if weights is None else weights,
             reserve=GRAPH_BYTES + prefill_bytes(self.decoder, self.prefill_tokens, size),
             bytes_per_token=kv_bytes_per_token(self.decoder, size) + self.kept_per_token,
         )

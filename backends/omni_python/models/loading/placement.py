@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from typing import Literal, TypeVar, get_args
 
 import torch
 
 from omni_python.proto.errors import InvalidArgument
+from omni_python.scheduling.loop import LoopScheduler
+
+L = TypeVar("L", bound=LoopScheduler)
 
 Dtype = Literal["auto", "float32", "bfloat16"]
 """Precision of weights and activations; "auto" is float32 on the CPU and bfloat16 on a GPU."""
@@ -21,3 +24,11 @@ def placement(gpu_id: int | None, dtype: Dtype) -> tuple[torch.dtype, str]:
     elif dtype == "float32":
         torch.backends.cudnn.allow_tf32 = False  # torch's default for convolutions: 10 bits of mantissa, not float32
     return getattr(torch, dtype), "cpu" if gpu_id is None else f"cuda:{gpu_id}"
+
+
+def on_own_stream(scheduler: L, device: str, priority: int = 0) -> L:
+    """On a GPU a stage has a stream to itself. Steps that are short and waited for go before, with priority -1, what a
+    stage beside them in the process has under way."""
+    if device != "cpu":
+        scheduler.stream = torch.cuda.Stream(device, priority=priority)
+    return scheduler

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, NoReturn, TypeVar
-
-import torch
+from typing import Any, NoReturn
 
 from omni_python.models.fetching import fetching_first
 from omni_python.models.loading.dummy import LoadFormat
 from omni_python.models.loading.kv_size import KVNeeds
-from omni_python.models.loading.placement import Dtype, placement
+from omni_python.models.loading.placement import Dtype, on_own_stream, placement
 from omni_python.models.loading.tokenizer import load_tokenizer
 from omni_python.models.ming_omni.architecture import encoder_config, talker_config, thinker_config, vae_config
 from omni_python.models.ming_omni.audio_encoder import ClipEncoder, load_audio_encoder
@@ -32,11 +30,8 @@ from omni_python.proto.errors import Unsupported
 from omni_python.scheduling.base import Scheduler
 from omni_python.scheduling.code2wav import Code2WavScheduler
 from omni_python.scheduling.device_memory import stage_memory
-from omni_python.scheduling.loop import LoopScheduler
 from omni_python.scheduling.simple import SimpleScheduler
 from omni_python.scheduling.torch_scheduler import TorchScheduler
-
-L = TypeVar("L", bound=LoopScheduler)
 
 
 def create_preprocessing(
@@ -93,10 +88,10 @@ def create_thinker(
     memory = stage_memory(gpu_id, total_gpu_memory_fraction)
     thinker = load_thinker(model_path, config, torch_dtype, device, load_format)
     needs = KVNeeds("thinker", config.decoder, torch_dtype, config.context, max_running, prefill_tokens, 65536)
-    tokens = needs.tokens(kv_tokens, memory, memory.held() if memory else 0)
+    tokens = needs.tokens(kv_tokens, memory)
     texts = TokenBytes(load_tokenizer(model_path))
     runner = ThinkerModelRunner(thinker, config.end, clip_token(model_path), texts, decode_stage, speech_stage)
-    return _on_own_stream(TorchScheduler(runner, max_running, tokens, prefill_tokens, name="thinker"), device, -1)
+    return on_own_stream(TorchScheduler(runner, max_running, tokens, prefill_tokens, name="thinker"), device, -1)
 
 
 def create_decode(model_path: str) -> DecodeScheduler:
@@ -126,10 +121,10 @@ def create_talker(
     memory = stage_memory(gpu_id, total_gpu_memory_fraction)
     talker = load_talker(model_path, config, torch_dtype, device, load_format)
     needs = KVNeeds("talker", config.decoder, torch_dtype, config.context, max_running, prefill_tokens, 65536)
-    tokens = needs.tokens(kv_tokens, memory, memory.held() if memory else 0)
+    tokens = needs.tokens(kv_tokens, memory)
     voices = load_voices(model_path, talker, vae_config(model_path), load_format)
     runner = TalkerModelRunner(talker, TalkerPrompt(model_path), voices, vae_stage, patches_per_chunk)
-    return _on_own_stream(TorchScheduler(runner, max_running, tokens, prefill_tokens, name="talker"), device, -1)
+    return on_own_stream(TorchScheduler(runner, max_running, tokens, prefill_tokens, name="talker"), device, -1)
 
 
 def create_audio_vae(
@@ -157,7 +152,7 @@ def create_audio_vae(
         name="audio_vae",
         lookahead=latents_ahead(config),
     )
-    return _on_own_stream(scheduler, device, 0)
+    return on_own_stream(scheduler, device, 0)
 
 
 def create_image_generation(model_path: str) -> SimpleScheduler:
@@ -167,10 +162,3 @@ def create_image_generation(model_path: str) -> SimpleScheduler:
         raise Unsupported("the stage image_generation does not exist yet; ask for text or audio")
 
     return SimpleScheduler(refuse)
-
-
-def _on_own_stream(scheduler: L, device: str, priority: int) -> L:
-    """With a CUDA stream of its own, so that stages of one process do not wait for each other."""
-    if device != "cpu":
-        scheduler.stream = torch.cuda.Stream(device, priority=priority)
-    return scheduler

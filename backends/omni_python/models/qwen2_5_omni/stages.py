@@ -7,14 +7,14 @@ into it; without a share, or on the CPU, a default.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
 from omni_python.models.fetching import fetching_first
 from omni_python.models.loading.checkpoint import CheckpointError, load_json
 from omni_python.models.loading.kv_size import KVNeeds
-from omni_python.models.loading.placement import Dtype, placement
+from omni_python.models.loading.placement import Dtype, on_own_stream, placement
 from omni_python.models.loading.tokenizer import load_tokenizer
 from omni_python.models.media.placeholders import MediaTokens
 from omni_python.models.qwen2_5_omni.architecture import decoder_config, model_config
@@ -33,11 +33,8 @@ from omni_python.preprocessing.media.loader import MediaLoader
 from omni_python.preprocessing.media.policy import MediaPolicy
 from omni_python.scheduling.base import Scheduler
 from omni_python.scheduling.device_memory import stage_memory
-from omni_python.scheduling.loop import LoopScheduler
 from omni_python.scheduling.simple import SimpleScheduler
 from omni_python.scheduling.torch_scheduler import TorchScheduler
-
-L = TypeVar("L", bound=LoopScheduler)
 
 
 def create_preprocessing(
@@ -77,12 +74,12 @@ def create_thinker(
     thinker = load_thinker(model_path, config, torch_dtype, device)
     limits = (text.max_position_embeddings, max_running, prefill_tokens, 65536)
     needs = KVNeeds("thinker", decoder_config(text), torch_dtype, *limits)
-    tokens = needs.tokens(kv_tokens, memory, memory.held() if memory else 0)
+    tokens = needs.tokens(kv_tokens, memory)
     texts = TokenBytes(load_tokenizer(model_path))
     section = config.thinker_config
     media = MediaTokens(section.image_token_index, section.video_token_index, section.audio_token_index)
     runner = Qwen25ThinkerRunner(thinker, media, _ends(model_path, config), texts, decode_stage, talker_stage)
-    return _on_own_stream(TorchScheduler(runner, max_running, tokens, prefill_tokens, name="thinker"), device, -1)
+    return on_own_stream(TorchScheduler(runner, max_running, tokens, prefill_tokens, name="thinker"), device, -1)
 
 
 def create_talker(
@@ -105,9 +102,9 @@ def create_talker(
     states = _speech_states(model_path, section, torch_dtype, device)
     limits = (section.max_position_embeddings, max_running, prefill_tokens, 131072)
     needs = KVNeeds("talker", decoder_config(section), torch_dtype, *limits)
-    tokens = needs.tokens(kv_tokens, memory, memory.held() if memory else 0)
+    tokens = needs.tokens(kv_tokens, memory)
     runner = Qwen25TalkerRunner(talker, TalkerTokens.of(config), states, token2wav_stage, codes_per_chunk)
-    return _on_own_stream(TorchScheduler(runner, max_running, tokens, prefill_tokens, name="talker"), device, -1)
+    return on_own_stream(TorchScheduler(runner, max_running, tokens, prefill_tokens, name="talker"), device, -1)
 
 
 def create_token2wav(
@@ -125,7 +122,7 @@ def create_token2wav(
     _, device = placement(gpu_id, "float32")
     vocoder = load_token2wav(model_path, model_config(model_path), device, steps=steps, guidance=guidance)
     sizes = (first_blocks, chunk_blocks, context_blocks, crossfade_samples)
-    return _on_own_stream(Token2WavScheduler(vocoder, load_voices(model_path), *sizes), device, 0)
+    return on_own_stream(Token2WavScheduler(vocoder, load_voices(model_path), *sizes), device, 0)
 
 
 def create_decode(model_path: str) -> DecodeScheduler:
@@ -156,10 +153,3 @@ def _ends(path: str | Path, config: Any) -> list[int]:
             f"{path}: neither generation_config.json nor config.json tells which token ends an answer"
         )
     return list(given) if isinstance(given, list) else [given]
-
-
-def _on_own_stream(scheduler: L, device: str, priority: int) -> L:
-    """On a GPU a stage has a stream to itself; steps that are short and waited for have the priority -1."""
-    if device != "cpu":
-        scheduler.stream = torch.cuda.Stream(device, priority=priority)
-    return scheduler

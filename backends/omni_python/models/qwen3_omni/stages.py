@@ -21,7 +21,7 @@ from omni_python.models.loading.dummy import LoadFormat, is_dummy
 from omni_python.models.loading.kernels import Kernels, captured_rows
 from omni_python.models.loading.kv_size import KVNeeds, parameter_bytes
 from omni_python.models.loading.modules import on_meta
-from omni_python.models.loading.placement import Dtype, placement
+from omni_python.models.loading.placement import Dtype, on_own_stream, placement
 from omni_python.models.loading.tokenizer import load_tokenizer
 from omni_python.models.media.placeholders import MediaTokens
 from omni_python.models.qwen3_omni.architecture import model_config
@@ -39,7 +39,6 @@ from omni_python.proto.errors import InvalidArgument
 from omni_python.scheduling.base import Scheduler
 from omni_python.scheduling.code2wav import Code2WavScheduler
 from omni_python.scheduling.device_memory import stage_memory
-from omni_python.scheduling.loop import LoopScheduler
 from omni_python.scheduling.torch_scheduler import TorchScheduler
 from omni_python.sglang_engine.followers import RankGroup
 
@@ -47,7 +46,6 @@ Engine = Literal["torch", "sglang"]
 """What runs an autoregressive stage: `TorchScheduler`, or `OmniScheduler` with the `sglang` extra installed."""
 
 Runner = TypeVar("Runner", bound=TalkerModelRunner)
-L = TypeVar("L", bound=LoopScheduler)
 
 
 def create_thinker(
@@ -104,10 +102,10 @@ def create_thinker(
             model_path, config, gpu_id, torch_dtype, dummy, sizes, media, runner, speech, ranks
         )
     thinker = load_thinker(model_path, config, torch_dtype, device, load_format)
-    tokens = needs.tokens(kv_tokens, memory, memory.held() if memory else 0)
+    tokens = needs.tokens(kv_tokens, memory)
     fused_rows = captured_rows(kernels, "thinker", [thinker.model], max_running)
     scheduler = TorchScheduler(runner(thinker, fused_rows), max_running, tokens, prefill_tokens, name="thinker")
-    return _on_own_stream(scheduler, device, priority=-1)
+    return on_own_stream(scheduler, device, priority=-1)
 
 
 def create_talker(
@@ -159,9 +157,9 @@ def create_talker(
             model_path, config, gpu_id, torch_dtype, load_format, sizes, make_runner, ranks
         )
     talker = load_talker(model_path, config, torch_dtype, device, load_format)
-    tokens = needs.tokens(kv_tokens, memory, memory.held() if memory else 0)
+    tokens = needs.tokens(kv_tokens, memory)
     scheduler = TorchScheduler(runner(TalkerModelRunner, talker), max_running, tokens, prefill_tokens, name="talker")
-    return _on_own_stream(scheduler, device, priority=-1)
+    return on_own_stream(scheduler, device, priority=-1)
 
 
 def create_code2wav(
@@ -179,7 +177,7 @@ def create_code2wav(
     scheduler = Code2WavScheduler(vocoder, chunk_frames, left_context, first_chunk_frames, max_batch=max_batch)
     if gpu_id is not None:
         vocoder.prepare(scheduler.windows, max_batch)
-    return _on_own_stream(scheduler, device, priority=0)
+    return on_own_stream(scheduler, device, priority=0)
 
 
 def create_decode(model_path: str) -> DecodeScheduler:
@@ -192,14 +190,6 @@ def eos_ids(model_path: str | Path, config: Any) -> list[int]:
         return [config.im_end_token_id]
     given = load_json(model_path, "generation_config.json").get("eos_token_id", config.im_end_token_id)
     return list(given) if isinstance(given, list) else [given]
-
-
-def _on_own_stream(scheduler: L, device: str, priority: int) -> L:
-    """On a GPU a stage has a stream to itself. Steps that are short and waited for go before, with priority -1, what a
-    stage beside them in the process has under way."""
-    if device != "cpu":
-        scheduler.stream = torch.cuda.Stream(device, priority=priority)
-    return scheduler
 
 
 def _is_sglang(engine: str, kernels: str) -> bool:
