@@ -120,7 +120,7 @@ def bench_thinker(config: Any, options: argparse.Namespace, bandwidth: float) ->
     decode.prepare()
     print(f"compiled and captured in {time.monotonic() - start:.0f} s", flush=True)
     pages = pages_for(1, options.context, options.steps + 80)
-    slots = [decode.admit(range(row * pages, (row + 1) * pages)) for row in range(most)]
+    slots = [decode.tables.admit(range(row * pages, (row + 1) * pages)) for row in range(most)]
     for rows in options.batches:
         past = [options.context] * rows
 

@@ -112,7 +112,7 @@ class SpeechModelRunner(FeedbackARModelRunner[SpeechRequest]):
 
     def release(self, row: SpeechRequest) -> None:
         if row.slot is not None and self._decode is not None:
-            self._decode.release(row.slot)
+            self._decode.tables.release(row.slot)
             row.slot = None
 
     def step(self, rows: Sequence[SpeechRequest]) -> None:
@@ -129,7 +129,7 @@ class SpeechModelRunner(FeedbackARModelRunner[SpeechRequest]):
         slots, frames = [], []
         for row in rows:
             if row.slot is None:
-                row.slot = decode.admit(row.pages)
+                row.slot = decode.tables.admit(row.pages)
             slots.append(row.slot)
             if row.newest is not None:  # always: the prompt's step made the first
                 frames.append(row.newest)

@@ -12,6 +12,7 @@ from omni_python.layers.fused_decoder import MAX_ROWS, FusedDecoder
 from omni_python.layers.kernels.attention import Where
 from omni_python.layers.kernels.linear import linear
 from omni_python.layers.kv_cache import PagedKVCache
+from omni_python.layers.page_tables import PageTables
 from omni_python.models.fish_s2_pro.dual_ar import DualAR
 
 _SPLITS = 16
@@ -19,7 +20,7 @@ _SLOT, _PAST = range(2)
 
 
 class TrunkDecode:
-    """Keeps each request's page table on the device, in a slot."""
+    """Requests are known by their slots in `tables`."""
 
     def __init__(self, model: DualAR, cache: PagedKVCache, max_running: int) -> None:
         """`cache` has a last page that no request owns, for the rows that pad a batch."""
@@ -27,24 +28,13 @@ class TrunkDecode:
         self._model = model
         self.decoder = FusedDecoder(model.trunk, MAX_ROWS, _SPLITS)
         self._cache = cache
-        spare = cache.num_pages - 1
-        self._page_table = torch.full((max_running + 1, spare + 1), spare, dtype=torch.int32, device=device)
+        self.tables = PageTables(cache, max_running, device)
         self._codes = torch.zeros(MAX_ROWS, model.config.books, dtype=torch.int64, device=device)
-        self._free = list(range(max_running))
         padding = np.array([max_running, 0], np.int32)
         self._step = CapturedStep(self._compute, padding, min(MAX_ROWS, max_running), device)
 
     def prepare(self) -> None:
         self._step.prepare()
-
-    def admit(self, pages: Sequence[int]) -> int:
-        """The slot of a request that owns `pages`."""
-        slot = self._free.pop()
-        self._page_table[slot, : len(pages)] = torch.tensor(pages, dtype=torch.int32).to(self._page_table.device)
-        return slot
-
-    def release(self, slot: int) -> None:
-        self._free.append(slot)
 
     def step(self, slots: Sequence[int], past: Sequence[int], codes: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The trunk's normed output [rows, H] and float32 logits [rows, codes + 1] after frames `codes` int64
@@ -60,7 +50,7 @@ class TrunkDecode:
     def _compute(self, inputs: torch.Tensor) -> torch.Tensor:
         model = self._model
         angles = model.trunk.rotary.angles(inputs[_PAST].expand(3, -1))
-        where = Where(self._page_table, inputs[_SLOT], inputs[_PAST], angles.cos(), angles.sin())
+        where = Where(self.tables.tensor, inputs[_SLOT], inputs[_PAST], angles.cos(), angles.sin())
         x = self.decoder(model.embed_frames(self._codes[: inputs.shape[1]]), self._cache, where)
         hidden = model.trunk.norm(x)
         # One tensor, as a captured step gives one; a bfloat16's value is kept by a float32.

@@ -10,6 +10,7 @@ from omni_python.layers.captured_step import CapturedStep
 from omni_python.layers.fused_decoder import MAX_ROWS, FusedDecoder
 from omni_python.layers.kernels.attention import Where
 from omni_python.layers.kv_cache import PagedKVCache
+from omni_python.layers.page_tables import PageTables
 from omni_python.model_runner.sampler import TokenSampler
 from omni_python.models.qwen3_omni.decode_rows import DecodeInput, Frame, TalkerRow
 from omni_python.models.qwen3_omni.fused_code_predictor import FusedCodePredictor
@@ -38,8 +39,7 @@ class TalkerDecode:
         self.decoder = FusedDecoder(talker.model, MAX_ROWS, _SPLITS)
         self._frames = TalkerFrames(talker, predictor, never, never_nor_end, max_running)
         self._cache = cache
-        spare = cache.num_pages - 1
-        self._page_table = torch.full((max_running + 1, spare + 1), spare, dtype=torch.int32, device=device)
+        self._tables = PageTables(cache, max_running, device)
         self._step = CapturedStep(self._compute, self._frames.padding, min(MAX_ROWS, max_running), device)
 
     def prepare(self) -> None:
@@ -48,7 +48,7 @@ class TalkerDecode:
     def admit(self, pages: Sequence[int], feedback: torch.Tensor, sampler: TokenSampler) -> TalkerRow:
         """Take in a request whose prompt and first frame are computed, with its `feedback` [H]."""
         row = self._frames.admit(feedback, sampler)
-        self._page_table[row.slot, : len(pages)] = torch.tensor(pages, dtype=torch.int32).to(self._page_table.device)
+        self._tables.write(row.slot, pages)
         return row
 
     def release(self, row: TalkerRow) -> None:
@@ -64,6 +64,6 @@ class TalkerDecode:
     def _compute(self, inputs: torch.Tensor) -> torch.Tensor:
         floats = inputs.view(torch.float32)
         angles = self._model.rotary.angles(floats[COLUMN["position"]].expand(3, -1))
-        where = Where(self._page_table, inputs[COLUMN["slot"]], inputs[COLUMN["past"]], angles.cos(), angles.sin())
+        where = Where(self._tables.tensor, inputs[COLUMN["slot"]], inputs[COLUMN["past"]], angles.cos(), angles.sin())
         x = self.decoder(self._frames.embeds(inputs), self._cache, where)
         return self._frames.complete(inputs, self._model.norm(x))

@@ -12,6 +12,7 @@ from omni_python.layers.fused_decoder import MAX_ROWS, FusedDecoder
 from omni_python.layers.kernels.attention import Where
 from omni_python.layers.kernels.linear import linear
 from omni_python.layers.kv_cache import PagedKVCache
+from omni_python.layers.page_tables import PageTables
 from omni_python.models.qwen3_omni.thinker import Thinker
 
 _SPLITS = 16
@@ -19,7 +20,7 @@ _SLOT, _PAST, _TOKEN, _POSITION = range(4)
 
 
 class ThinkerDecode:
-    """Keeps each request's page table on the device, in a slot."""
+    """Requests are known by their slots in `tables`."""
 
     def __init__(self, thinker: Thinker, cache: PagedKVCache, max_running: int) -> None:
         """`cache` has a last page that no request owns, for the rows that pad a batch."""
@@ -27,23 +28,12 @@ class ThinkerDecode:
         self._thinker = thinker
         self.decoder = FusedDecoder(thinker.model, MAX_ROWS, _SPLITS)
         self._cache = cache
-        spare = cache.num_pages - 1
-        self._page_table = torch.full((max_running + 1, spare + 1), spare, dtype=torch.int32, device=device)
-        self._free = list(range(max_running))
+        self.tables = PageTables(cache, max_running, device)
         padding = np.array([max_running, 0, 0, 0], np.int32)
         self._step = CapturedStep(self._compute, padding, min(MAX_ROWS, max_running), device)
 
     def prepare(self) -> None:
         self._step.prepare()
-
-    def admit(self, pages: Sequence[int]) -> int:
-        """The slot of a request that owns `pages`."""
-        slot = self._free.pop()
-        self._page_table[slot, : len(pages)] = torch.tensor(pages, dtype=torch.int32).to(self._page_table.device)
-        return slot
-
-    def release(self, slot: int) -> None:
-        self._free.append(slot)
 
     def step(
         self, slots: Sequence[int], past: Sequence[int], tokens: Sequence[int], positions: Sequence[float]
@@ -60,6 +50,6 @@ class ThinkerDecode:
     def _compute(self, inputs: torch.Tensor) -> torch.Tensor:
         model = self._thinker.model
         angles = model.rotary.angles(inputs.view(torch.float32)[_POSITION].expand(3, -1))
-        where = Where(self._page_table, inputs[_SLOT], inputs[_PAST], angles.cos(), angles.sin())
+        where = Where(self.tables.tensor, inputs[_SLOT], inputs[_PAST], angles.cos(), angles.sin())
         x = self.decoder(model.embed_tokens(inputs[_TOKEN].long()), self._cache, where)
         return linear(model.norm(x), self._thinker.lm_head.weight, dtype=torch.float32)

@@ -78,7 +78,7 @@ class ThinkerModelRunner(AnswerModelRunner[ThinkerRequest]):
 
     def release(self, row: ThinkerRequest) -> None:
         if row.slot is not None and self._decode is not None:
-            self._decode.release(row.slot)
+            self._decode.tables.release(row.slot)
             row.slot = None
 
     def step(self, rows: Sequence[ThinkerRequest]) -> None:
@@ -95,7 +95,7 @@ class ThinkerModelRunner(AnswerModelRunner[ThinkerRequest]):
         slots = []
         for row in rows:
             if row.slot is None:
-                row.slot = decode.admit(row.pages)
+                row.slot = decode.tables.admit(row.pages)
             slots.append(row.slot)
         logits = decode.step(
             slots,
