@@ -81,6 +81,8 @@ class ARModelRunner(abc.ABC, Generic[R]):
     cache: PagedKVCache
     packed: PackedPrompts | None = None
     """Through which short prompts go, where there is one."""
+    captured_rows: int = 0
+    """How many rows that decode `step_captured` takes at most; 0 where decode steps are not captured."""
 
     # ---- what a model defines
 
@@ -116,6 +118,10 @@ class ARModelRunner(abc.ABC, Generic[R]):
     @abc.abstractmethod
     def forward(self, batch: ForwardBatch[R]) -> tuple[torch.Tensor, torch.Tensor]:
         """Run the model: each row's normed output at its last token [rows, H], and its logits [rows, V]."""
+
+    def step_captured(self, rows: Sequence[R]) -> None:
+        """One token of each of at most `captured_rows` rows that decode, by a captured step."""
+        raise NotImplementedError
 
     def suppressed(self, rows: Sequence[R]) -> torch.Tensor | None:
         """Tokens that are not to be chosen: bool [V] or [rows, V]."""
@@ -169,6 +175,11 @@ class ARModelRunner(abc.ABC, Generic[R]):
 
         A row that fails alone has its `error` set. An exception means that the whole batch failed.
         """
+        if self.captured_rows:
+            decoding = [row for row in rows if row.computed]
+            for start in range(0, len(decoding), self.captured_rows):
+                self.step_captured(decoding[start : start + self.captured_rows])
+            rows = [row for row in rows if not row.computed]
         batch = self._batch(rows)
         if batch is None:
             return

@@ -106,6 +106,7 @@ class SpeechModelRunner(FeedbackARModelRunner[SpeechRequest]):
 
             self._decode = TrunkDecode(self._model, self.cache, self._fused_rows)
             self._decode.prepare()
+            self.captured_rows = MAX_ROWS
             self.packed = self._decode.decoder.packed_prompts(self.cache)
             self.packed.prepare()
         self._model.head.prepare(self._max_running)
@@ -115,17 +116,9 @@ class SpeechModelRunner(FeedbackARModelRunner[SpeechRequest]):
             self._decode.tables.release(row.slot)
             row.slot = None
 
-    def step(self, rows: Sequence[SpeechRequest]) -> None:
-        if self._decode is None:
-            super().step(rows)
-            return
-        decoding = [row for row in rows if row.computed]
-        for start in range(0, len(decoding), MAX_ROWS):
-            self._decode_step(self._decode, decoding[start : start + MAX_ROWS])
-        if len(decoding) < len(rows):
-            super().step([row for row in rows if not row.computed])
-
-    def _decode_step(self, decode: TrunkDecode, rows: Sequence[SpeechRequest]) -> None:
+    def step_captured(self, rows: Sequence[SpeechRequest]) -> None:
+        decode = self._decode
+        assert decode is not None, "made with captured_rows"
         slots, frames = [], []
         for row in rows:
             if row.slot is None:

@@ -55,11 +55,8 @@ class TalkerDecode:
         self._frames.release(row)
 
     def step(self, rows: Sequence[DecodeInput]) -> list[Frame]:
-        """One token and frame of each row."""
-        frames: list[Frame] = []
-        for start in range(0, len(rows), MAX_ROWS):
-            frames += self._frames.fetch(self._step, rows[start : start + MAX_ROWS])
-        return frames
+        """One token and frame of each of at most MAX_ROWS rows."""
+        return self._frames.fetch(self._step, rows)
 
     def _compute(self, inputs: torch.Tensor) -> torch.Tensor:
         floats = inputs.view(torch.float32)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from omni_python.layers.fused_decoder import MAX_ROWS
 from omni_python.model_runner.base import NOT_A_NUMBER, ARRequest, PromptInput
 from omni_python.model_runner.feedback import FeedbackARModelRunner
 from omni_python.model_runner.sampler import TokenSampler
@@ -139,6 +140,7 @@ class TalkerModelRunner(FeedbackARModelRunner[TalkerRequest]):
             self._talker, predictor, self._never, self._never_nor_end, self.cache, self._fused_rows
         )
         self._decode.prepare()
+        self.captured_rows = MAX_ROWS
         self.packed = self._decode.decoder.packed_prompts(self.cache)
         self.packed.prepare()
         self._talker.code_predictor.prepare(self._fused_rows)
@@ -148,17 +150,9 @@ class TalkerModelRunner(FeedbackARModelRunner[TalkerRequest]):
             self._decode.release(row.place)
             row.place = None
 
-    def step(self, rows: Sequence[TalkerRequest]) -> None:
-        if self._decode is None:
-            super().step(rows)
-            return
-        decoding = [row for row in rows if row.computed]
-        if decoding:
-            self._decode_step(self._decode, decoding)
-        if len(decoding) < len(rows):
-            super().step([row for row in rows if not row.computed])
-
-    def _decode_step(self, decode: TalkerDecode, rows: Sequence[TalkerRequest]) -> None:
+    def step_captured(self, rows: Sequence[TalkerRequest]) -> None:
+        decode = self._decode
+        assert decode is not None, "made with captured_rows"
         for row in rows:
             if row.place is None:
                 row.place = decode.admit(row.pages, self.take_feedback(row), row.sampler)

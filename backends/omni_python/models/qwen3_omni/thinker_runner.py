@@ -73,6 +73,7 @@ class ThinkerModelRunner(AnswerModelRunner[ThinkerRequest]):
 
             self._decode = ThinkerDecode(self._thinker, self.cache, self._fused_rows)
             self._decode.prepare()
+            self.captured_rows = MAX_ROWS
             self.packed = self._decode.decoder.packed_prompts(self.cache, self._accept_layer, self._deepstack_layers)
             self.packed.prepare()
 
@@ -81,17 +82,9 @@ class ThinkerModelRunner(AnswerModelRunner[ThinkerRequest]):
             self._decode.tables.release(row.slot)
             row.slot = None
 
-    def step(self, rows: Sequence[ThinkerRequest]) -> None:
-        if self._decode is None:
-            super().step(rows)
-            return
-        decoding = [row for row in rows if row.computed]
-        for start in range(0, len(decoding), MAX_ROWS):
-            self._decode_step(self._decode, decoding[start : start + MAX_ROWS])
-        if len(decoding) < len(rows):
-            super().step([row for row in rows if not row.computed])
-
-    def _decode_step(self, decode: ThinkerDecode, rows: Sequence[ThinkerRequest]) -> None:
+    def step_captured(self, rows: Sequence[ThinkerRequest]) -> None:
+        decode = self._decode
+        assert decode is not None, "made with captured_rows"
         slots = []
         for row in rows:
             if row.slot is None:
