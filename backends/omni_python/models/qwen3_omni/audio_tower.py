@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from omni_python.models.qwen3_omni.tower_attention import activation, attend_apart
+from omni_python.models.media.tower_attention import activation, attend_apart
 
 _LONGEST_WAVE = 10_000.0
 """Of the sinusoids that stand for a token's place in its chunk (Whisper's)."""

@@ -6,28 +6,21 @@ what is computed of a piece is what would be computed of the whole.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
 
 import torch
 
+from omni_python.models.media.pieces import VisionPiece, vision_pieces
 from omni_python.models.qwen3_omni.payloads import AudioInput, VisionInput
 
 
 @dataclass(frozen=True)
-class VisionPiece:
-    """Whole temporal steps of one picture or video of the request `owner`: `pixels` [t * h * w, channels of a patch],
-    `grid` (t, h, w)."""
+class RequestPiece(VisionPiece):
+    """Of the request `owner`, an image or a video."""
 
     owner: int
     is_video: bool
-    pixels: torch.Tensor
-    grid: tuple[int, int, int]
-
-    @property
-    def size(self) -> int:
-        return len(self.pixels)
 
 
 @dataclass(frozen=True)
@@ -61,22 +54,15 @@ class AudioWindows:
         return AudioWindows(chunk, n_window_infer // chunk * chunk)
 
 
-def vision_pieces(requests: Sequence[VisionInput], most: int) -> list[VisionPiece]:
+def request_pieces(requests: Sequence[VisionInput], most: int) -> list[RequestPiece]:
     """The pieces of all requests in order, images before videos; of at most `most` patches unless one step has more."""
     pieces = []
     for owner, request in enumerate(requests):
         given = ((request.image_pixels, request.image_grids), (request.video_pixels, request.video_grids))
         for is_video, (pixels, grids) in enumerate(given):
-            if pixels is None or grids is None:
-                continue
-            start = 0
-            for steps, height, width in grids.tolist():
-                at_once = max(1, most // (height * width))
-                for first in range(0, steps, at_once):
-                    grid = (min(at_once, steps - first), height, width)
-                    size = grid[0] * height * width
-                    pieces.append(VisionPiece(owner, bool(is_video), pixels[start : start + size], grid))
-                    start += size
+            if pixels is not None and grids is not None:
+                cut = vision_pieces(pixels, grids, most)
+                pieces += [RequestPiece(piece.pixels, piece.grid, owner, bool(is_video)) for piece in cut]
     return pieces
 
 
@@ -90,25 +76,3 @@ def audio_pieces(requests: Sequence[AudioInput], windows: AudioWindows, most: in
         for clip in request.features.split(lengths, dim=1):
             pieces += [AudioPiece(owner, part, width) for part in clip.split(at_once, dim=1)]
     return pieces
-
-
-class _Sized(Protocol):
-    @property
-    def size(self) -> int: ...
-
-
-P = TypeVar("P", bound=_Sized)
-
-
-def packed(pieces: Sequence[P], most: int) -> Iterator[list[P]]:
-    """`pieces` in order, as many together as have at most `most` patches or frames; a larger one goes alone."""
-    together: list[P] = []
-    total = 0
-    for piece in pieces:
-        if together and total + piece.size > most:
-            yield together
-            together, total = [], 0
-        together.append(piece)
-        total += piece.size
-    if together:
-        yield together

@@ -17,19 +17,19 @@ import torch.nn.functional as F
 from omni_python.models.loading.checkpoint import read_tensors
 from omni_python.models.loading.dummy import LoadFormat, built_dummy, is_dummy
 from omni_python.models.loading.modules import on_meta
+from omni_python.models.media.pieces import packed
+from omni_python.models.media.vision_tower import VisionTower
 from omni_python.models.qwen3_omni.architecture import model_config
 from omni_python.models.qwen3_omni.audio_tower import AudioTower
 from omni_python.models.qwen3_omni.encoder_pieces import (
     AudioPiece,
     AudioWindows,
-    VisionPiece,
+    RequestPiece,
     audio_pieces,
-    packed,
-    vision_pieces,
+    request_pieces,
 )
 from omni_python.models.qwen3_omni.features import audio_tokens
 from omni_python.models.qwen3_omni.payloads import AudioEmbeds, AudioInput, VisionEmbeds, VisionInput
-from omni_python.models.qwen3_omni.vision_tower import VisionTower
 from omni_python.models.qwen3_omni.weights import fill
 from omni_python.proto.errors import Unsupported
 
@@ -134,7 +134,7 @@ class VisionEncoder:
 
     def encode(self, requests: Sequence[VisionInput]) -> Iterator[VisionEmbeds]:
         """Each request's embeddings, in order and as soon as its last piece is computed; none is without input."""
-        pieces = vision_pieces(requests, self.max_batch_patches)
+        pieces = request_pieces(requests, self.max_batch_patches)
         left = Counter(piece.owner for piece in pieces)
         images, videos = _Tokens(), _Tokens()
         for together in packed(pieces, self.max_batch_patches):
@@ -146,7 +146,7 @@ class VisionEncoder:
                     images, videos = _Tokens(), _Tokens()
 
     @torch.inference_mode()
-    def _forward(self, pieces: Sequence[VisionPiece]) -> list[list[torch.Tensor]]:
+    def _forward(self, pieces: Sequence[RequestPiece]) -> list[list[torch.Tensor]]:
         """Of each piece, the embeddings of its tokens and those of every deepstack layer."""
         pixels = torch.cat([piece.pixels for piece in pieces]) if len(pieces) > 1 else pieces[0].pixels
         try:

@@ -1,6 +1,6 @@
-"""The vision encoder's layers: patches through attention within each picture, then merged to tokens.
+"""Qwen3's vision encoder: patches through attention within each picture, then merged to tokens.
 
-Names are those of the checkpoint's tensors.
+Names are those of Qwen3-Omni's tensors.
 """
 
 from __future__ import annotations
@@ -14,18 +14,16 @@ import torch.nn.functional as F
 from torch import nn
 
 from omni_python.layers.rope import rotate
-from omni_python.models.qwen3_omni.tower_attention import activation, attend_apart
+from omni_python.models.media.pieces import Grid
+from omni_python.models.media.tower_attention import activation, attend_apart
 
 _EPS = 1e-6
 _THETA = 10_000.0
 """Of the rotary embedding; config.json does not say it."""
 
-Grid = tuple[int, int, int]
-"""Temporal steps, rows and columns of patches of a picture or video."""
-
 
 class VisionTower(nn.Module):
-    """`config` is a checkpoint's `vision_config`."""
+    """`config` is a checkpoint's `vision_config`, whose names it has."""
 
     def __init__(self, config: Any) -> None:
         super().__init__()

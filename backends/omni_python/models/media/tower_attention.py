@@ -1,4 +1,4 @@
-"""What the audio and the vision tower share."""
+"""What towers over sound and pictures share."""
 
 from __future__ import annotations
 
