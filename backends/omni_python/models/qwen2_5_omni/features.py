@@ -11,15 +11,13 @@ import numpy as np
 import torch
 
 from omni_python.models.media.patches import Patcher
+from omni_python.models.media.pieces import Grid
+from omni_python.models.media.vision_reading import VisionRoom, read_picture, read_video
 from omni_python.models.qwen2_5_omni.payloads import MediaFeatures
 from omni_python.preprocessing.audio import decode_audio, resample
-from omni_python.preprocessing.image import decode_image
-from omni_python.preprocessing.video import Sampling, decode_video, probe_video
+from omni_python.preprocessing.video import Sampling
 from omni_python.proto.errors import InvalidArgument
 from omni_python.proto.request import AudioPart, ContentPart, ImagePart, Message, VideoPart
-
-Grid = tuple[int, int, int]
-"""Of a picture or video: (t, h, w) in patches."""
 
 
 @dataclass(frozen=True)
@@ -44,8 +42,6 @@ class Media:
     video_grids: list[Grid] = field(default_factory=list)
     sounds: dict[int, int] = field(default_factory=dict)
     seconds: float = 0.0
-    pixels: int = 0
-    vision_tokens: int = 0
 
 
 class MediaReader:
@@ -67,10 +63,11 @@ class MediaReader:
     def read(self, messages: Sequence[Message]) -> Media:
         """Decode everything. Raises `InvalidArgument` naming the part that cannot be read or is too large."""
         media = Media()
+        room = VisionRoom(self._limits.image_pixels, self._limits.tokens)
         for turn, message in enumerate(messages):
             for index, part in enumerate(message.content):
                 try:
-                    self._read_part(part, media)
+                    self._read_part(part, media, room)
                 except InvalidArgument as error:
                     raise InvalidArgument(f"messages[{turn}].content[{index}]: {error}") from error
         return media
@@ -88,40 +85,25 @@ class MediaReader:
             found.video, found.video_grids = torch.cat(media.videos), torch.tensor(media.video_grids)
         return found
 
-    def _read_part(self, part: ContentPart, media: Media) -> None:
+    def _read_part(self, part: ContentPart, media: Media, room: VisionRoom) -> None:
         match part:
             case AudioPart():
                 self._add_clip(media, self._clip(part, self._limits.audio_seconds - media.seconds))
             case ImagePart():
-                decoded = decode_image(part.data, self._limits.image_pixels - media.pixels)
-                media.pixels += decoded.shape[0] * decoded.shape[1]
-                picture = self._images.resize(decoded)
-                grid = self._images.grid(1, *picture.shape[:2])
-                self._add_vision_tokens(media, self._images.tokens(grid))
-                media.images.append(self._images.patches(picture[None]))
-                media.image_grids.append(grid)
+                picture = read_picture(part.data, self._images, room)
+                media.images.append(picture.pixels)
+                media.image_grids.append(picture.grid)
             case VideoPart():
-                self._read_video(part, media)
+                self._read_video(part, media, room)
 
-    def _read_video(self, part: VideoPart, media: Media) -> None:
-        info = probe_video(part.data)
-        grid = self._videos.grid(len(self._sampling.indices(info.frames, info.rate)), info.height, info.width)
-        # before anything is decoded, for decoded it may not fit into memory
-        self._add_vision_tokens(media, self._videos.tokens(grid))
-        video = decode_video(part.data, self._sampling, transform=self._videos.resize)
-        if part.use_audio and info.has_sound:
+    def _read_video(self, part: VideoPart, media: Media, room: VisionRoom) -> None:
+        video = read_video(part.data, self._sampling, lambda _: self._videos, room)
+        if part.use_audio and video.info.has_sound:
             media.sounds[len(media.videos)] = len(media.clips)
             left = self._limits.audio_seconds - media.seconds
             self._add_clip(media, decode_audio(part.data, self._rate, left))
-        media.videos.append(self._videos.patches(video.frames))
-        media.video_grids.append(self._videos.grid(*video.frames.shape[:3]))
-
-    def _add_vision_tokens(self, media: Media, tokens: int) -> None:
-        media.vision_tokens += tokens
-        if media.vision_tokens >= self._limits.tokens:
-            raise InvalidArgument(
-                f"the prompt has at least {media.vision_tokens} tokens; the context holds {self._limits.tokens}"
-            )
+        media.videos.append(video.piece.pixels)
+        media.video_grids.append(video.piece.grid)
 
     def _add_clip(self, media: Media, clip: np.ndarray) -> None:
         if len(clip) < self._shortest:

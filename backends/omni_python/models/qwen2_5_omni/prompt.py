@@ -13,7 +13,8 @@ import torch
 from omni_python.layers.rope_index import RopeIndex
 from omni_python.models.loading.checkpoint import CheckpointError
 from omni_python.models.loading.tokenizer import load_tokenizer
-from omni_python.models.qwen2_5_omni.features import Grid, Media, audio_tokens, vision_tokens
+from omni_python.models.media.pieces import Grid
+from omni_python.models.qwen2_5_omni.features import Media, audio_tokens, vision_tokens
 from omni_python.models.text.chat_template import load_template
 from omni_python.models.text.conversation import render
 from omni_python.proto.request import Message
