@@ -27,7 +27,7 @@ from omni_python.preprocessing.video import Sampling, decode_video
 from omni_python.proto.codec import CodecError, EncodedPayload, PayloadDecoder
 from omni_python.proto.errors import InvalidArgument, OmniError
 from omni_python.proto.messages import decode_message, encode_message
-from omni_python.proto.payload import AudioOutput, Payload, TextOutput, type_name
+from omni_python.proto.payload import AudioOutput, Payload, TextOutput
 from omni_python.proto.recording import MAGIC, decode_recording, encode_recording
 from omni_python.proto.request import OmniRequest
 from omni_python.proto.tensors import INPUTS
@@ -46,7 +46,7 @@ def codec(data: bytes) -> None:
     (length,) = struct.unpack_from("<H", data, 1)
     body, buffer = data[3 : 3 + length], data[3 + length :]
     try:
-        payload = _decoder.decode(type_name(kind), body, np.frombuffer(buffer, np.uint8))
+        payload = _decoder.decode(kind.wire_name, body, np.frombuffer(buffer, np.uint8))
     except CodecError:
         return
     assert type(payload) is kind

@@ -142,7 +142,15 @@ def test_many_small_tensors_are_bounded() -> None:
     one = Ext(1, msgspec.msgpack.encode((0, (0,), 0, 0)))
     tensors = [["x", one]] * (MAX_TENSORS + 1)
     assert decode(msgspec.msgpack.encode([[tensors, []]])) is None
-    assert decode(msgspec.msgpack.encode([None, None, {}, [one] * (MAX_TENSORS + 1)])) is None
+    assert decode(msgspec.msgpack.encode([None, None, {str(n): one for n in range(MAX_TENSORS + 1)}])) is None
+
+
+def test_extensions_where_anything_may_be_stay_what_they_are() -> None:
+    """No tensors are made of them, so nothing that they say is believed."""
+    claims = [Ext(1, msgspec.msgpack.encode((0, (1 << 40,), 0, 1 << 40))), Ext(7, b"x")]
+    decoded = decode(msgspec.msgpack.encode([None, None, {}, claims]))
+    assert isinstance(decoded, Hostile)
+    assert [(type(item), item.code, item.data) for item in decoded.anything] == [(Ext, e.code, e.data) for e in claims]
 
 
 def test_a_payload_that_holds_itself_is_refused_by_its_sender() -> None:

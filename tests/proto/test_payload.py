@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from omni_python.proto.payload import Payload, TextOutput, payload_type, type_name
+from omni_python.proto.payload import Payload, TextOutput, payload_type
 
 
 def test_two_payloads_of_one_name_are_refused() -> None:
@@ -12,4 +12,4 @@ def test_two_payloads_of_one_name_are_refused() -> None:
     assert payload_type("payload.TextOutput") is TextOutput
     with pytest.raises(TypeError, match="two payloads would be 'payload.TextOutput' on the wire: omni_python.proto"):
         type("TextOutput", (Payload,), {"__module__": "another.payload", "__annotations__": {"text": "str"}})
-    assert payload_type(type_name(TextOutput)) is TextOutput
+    assert payload_type(TextOutput.wire_name) is TextOutput

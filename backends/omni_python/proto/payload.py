@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cache
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 import numpy as np
@@ -29,19 +28,16 @@ class Payload(msgspec.Struct, array_like=True):
     Receivers must treat tensors as read-only; they may be views of another process's memory.
     """
 
+    wire_name: ClassVar[str]
+    """`<last module name>.<class name>`"""
+
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        name = type_name(cls)
+        name = cls.wire_name = f"{cls.__module__.rsplit('.', 1)[-1]}.{cls.__qualname__}"
         known = _TYPES.get(name)
         if known is not None and known.__module__ != cls.__module__:
             raise TypeError(f"two payloads would be {name!r} on the wire: {known.__module__} and {cls.__module__}")
         _TYPES[name] = cls
-
-
-@cache
-def type_name(cls: type[Payload]) -> str:
-    """The name by which `cls` is known on the wire: `<last module name>.<class name>`."""
-    return f"{cls.__module__.rsplit('.', 1)[-1]}.{cls.__qualname__}"
 
 
 def payload_type(name: str) -> type[Payload]:
