@@ -42,7 +42,7 @@ def credits(sent: Sent) -> Iterator[Credits]:
 
 
 def test_the_receiving_thread_sends_what_it_noted_when_it_is_done(credits: Credits, sent: Sent) -> None:
-    credits.hold()
+    credits.hold(threading.get_ident())
     for generation in (1, 2):
         credits.note(7, "shm", generation)
     credits.note(8, "shm", 3)
@@ -55,7 +55,7 @@ def test_the_receiving_thread_sends_what_it_noted_when_it_is_done(credits: Credi
 
 
 def test_others_have_a_thread_of_their_own(credits: Credits, sent: Sent) -> None:
-    credits.hold()
+    credits.hold(threading.get_ident())
     other = threading.Thread(target=credits.note, args=(7, "shm", 1))
     other.start()
     other.join()
@@ -69,7 +69,7 @@ def test_others_have_a_thread_of_their_own(credits: Credits, sent: Sent) -> None
 
 def test_what_cannot_be_sent_at_once_is_left_to_that_thread(credits: Credits, sent: Sent) -> None:
     sent.refuse = True
-    credits.hold()
+    credits.hold(threading.get_ident())
     credits.note(7, "shm", 1)
     credits.settle()
     thread, wait, *what = sent.next()

@@ -40,9 +40,9 @@ class Credits:
         else:
             self._queue.put((epoch, relay, generation))
 
-    def hold(self) -> None:
-        """The receiving thread is about to handle a message."""
-        self._receiver = threading.get_ident()
+    def hold(self, thread: int) -> None:
+        """The receiving thread, by its identity, is about to handle a message."""
+        self._receiver = thread
 
     def settle(self) -> None:
         """The receiving thread has handled its message. Never blocks: what cannot be sent at once is left to the other

@@ -150,22 +150,23 @@ class Endpoint:
     # -- threads
 
     def _on_message(self, message: ControlMessage) -> None:
-        if isinstance(message, CreditMessage):
+        if type(message) is CreditMessage:  # these classes' own metaclass makes isinstance several times as dear
             for generation in message.generations:
                 self.carrier.credit(message.relay, generation, message.epoch)
-        elif isinstance(message, _DATA_MESSAGES) and self._must_wait(message):
+        elif self.carrier.travelling and isinstance(message, _DATA_MESSAGES) and self._must_wait(message):
             with self._lock:
                 self._behind[message.epoch] += 1
             if message.epoch not in self._transfers:
                 self._transfers[message.epoch] = Transfers(self._handle_next)
             self._transfers[message.epoch].put(message)
         else:
-            self._credits.hold()
-            put_off.begin()
+            thread = threading.get_ident()
+            self._credits.hold(thread)
+            put_off.begin(thread)
             try:
                 self._handle(message)
             finally:
-                put_off.finish()
+                put_off.finish(thread)
                 self._credits.settle()
 
     def _must_wait(self, message: DataMessage) -> bool:
