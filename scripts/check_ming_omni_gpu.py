@@ -1,8 +1,9 @@
 """Checks Ming-Omni on a GPU, and measures it: `python scripts/check_ming_omni_gpu.py [--published-size]`.
 
-First the tiny checkpoint, in float32: what is heard, greedy answers, latents and the waveform must be those of the
-plain float64 model. Then, where asked, random weights in the published sizes: a step of the talker, and of a thinker
-with fewer layers, for the whole one does not fit one GPU. `--gpu -1` tries the first part on the CPU.
+First the tiny checkpoint, in float32: what is seen and heard, greedy answers, latents and the waveform must be those of
+the plain float64 model. Then, where asked, random weights in the published sizes: the image encoder, a step of the
+talker, and of a thinker with fewer layers, for the whole one does not fit one GPU. `--gpu -1` tries the first part on
+the CPU.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "backends")]
 
 from tests.models.ming_omni.published import published_configs  # noqa: E402
 from tests.models.ming_omni.test_pipeline import RATE, STEP, pieces, sound  # noqa: E402
+from tests.models.ming_omni.test_seeing import image, picture, seen  # noqa: E402
 from tests.oracle.ming_omni_reference import Reference  # noqa: E402
 
 from omni_python.models.ming_omni import tiny  # noqa: E402
@@ -31,6 +33,7 @@ from omni_python.models.ming_omni.payloads import (  # noqa: E402
     ChatPrompt,
     Latents,
     LatentsResult,
+    Pictures,
     Piece,
     PiecesStart,
 )
@@ -38,6 +41,7 @@ from omni_python.models.ming_omni.preprocess import Preprocessor  # noqa: E402
 from omni_python.models.ming_omni.stages import (  # noqa: E402
     create_audio_encoder,
     create_audio_vae,
+    create_image_encoder,
     create_talker,
     create_thinker,
 )
@@ -46,7 +50,7 @@ from omni_python.models.text.payloads import ThinkerResult  # noqa: E402
 from omni_python.preprocessing.media.loader import MediaLoader  # noqa: E402
 from omni_python.preprocessing.media.policy import MediaPolicy  # noqa: E402
 from omni_python.proto.payload import AudioOutput  # noqa: E402
-from omni_python.proto.request import AudioPart, Message, OmniRequest, TextPart  # noqa: E402
+from omni_python.proto.request import AudioPart, ContentPart, Message, OmniRequest, TextPart  # noqa: E402
 from omni_python.proto.sampling import SamplingParams  # noqa: E402
 from omni_python.proto.work import IncomingMessage  # noqa: E402
 from omni_python.scheduling.base import Scheduler  # noqa: E402
@@ -69,22 +73,29 @@ def main() -> None:
 def check_tiny(path: Path, gpu: int | None) -> None:
     tiny.build(path)
     reference = Reference(path)
-    encoder = create_audio_encoder(str(path), gpu, dtype="float32")
+    hears = create_audio_encoder(str(path), gpu, dtype="float32")
+    sees = create_image_encoder(str(path), gpu, dtype="float32")
     thinker = create_thinker(str(path), gpu, kv_tokens=4096, speech_stage=None, dtype="float32")
     talker = create_talker(str(path), gpu, kv_tokens=8192, dtype="float32")
     vae = create_audio_vae(str(path), gpu)
-    started(encoder, thinker, talker, vae)
-    content = [AudioPart(samples=sound(9000), sample_rate=16000), TextPart("What is it?")]
+    started(hears, sees, thinker, talker, vae)
+    shown, question = picture(128, 96, 3), "What is it?"
+    content: list[ContentPart] = [image(shown), AudioPart(samples=sound(9000), sample_rate=16000), TextPart(question)]
     read = Preprocessor(path, True, MediaLoader(MediaPolicy()))(
         OmniRequest([Message("user", content)], sampling={"max_tokens": 16})
     )
-    encoder.inbox.put(IncomingMessage("h", "new_request", read.clips))
-    embeds = taken(encoder).data.embeds
-    heard = reference.heard(torch.from_numpy(sound(9000)))
-    error = float((embeds.double() - heard).abs().max())
-    assert error < 1e-4, f"what is heard is off by {error}"
-    expected = reference.answer(read.prompt.input_ids.tolist(), 16, heard)
-    assert answered(thinker, {"a": ChatInput(read.prompt, embeds)})["a"] == expected.tokens, "another answer on the GPU"
+    film, heard = seen(reference, shown), reference.heard(torch.from_numpy(sound(9000)))
+    embeds = []
+    for encoder, given, expected in ((sees, read.pictures, film[0]), (hears, read.clips, heard)):
+        encoder.inbox.put(IncomingMessage("e", "new_request", given))
+        embeds.append(taken(encoder).data.embeds)
+        error = float((embeds[-1].double() - expected).abs().max())
+        assert error < 1e-4, f"what is seen or heard is off by {error}"
+    text = reference.picture(film[1]) + reference.sound(heard) + question
+    prompt = reference.prompt(text, films=[film], sounds=[heard])
+    assert read.prompt.input_ids.tolist() == prompt.tokens
+    answer = answered(thinker, {"a": ChatInput(read.prompt, *embeds)})["a"]
+    assert answer == reference.answer(prompt, 16).tokens, "another answer on the GPU"
     words, voice = reference.voice("DB30")
     said = pieces("The sea is wide and deep, and nobody has seen all of it. Nobody.")
     prompts = [reference.talker_prompt(piece, words, len(voice) // 4) for piece in said]
@@ -95,8 +106,8 @@ def check_tiny(path: Path, gpu: int | None) -> None:
     assert error < 1e-3, f"latents are off by {error}"
     error = float((voiced(vae, latents["s"]).double() - reference.waveform(expected_speech.pieces)).abs().max())
     assert error < 1e-4, f"the waveform is off by {error}"
-    stopped(encoder, thinker, talker, vae)
-    print(f"tiny checkpoint: hearing, answer and speech are the plain model's (waveform within {error:.1e})")
+    stopped(hears, sees, thinker, talker, vae)
+    print(f"tiny checkpoint: sight, hearing, answer and speech are the plain model's (waveform within {error:.1e})")
 
 
 def measure(path: Path, gpu: int) -> None:
@@ -104,6 +115,18 @@ def measure(path: Path, gpu: int) -> None:
         if not folder:
             config["llm_config"]["num_hidden_layers"] = THINKER_LAYERS
         (path / folder / "config.json").write_text(json.dumps(config))
+    sees = create_image_encoder(str(path), gpu, load_format="dummy")
+    started(sees)
+    for rows, columns in ((24, 32), (24, 32), (64, 64), (128, 128)):
+        pictures = Pictures(torch.randn(rows * columns, 1536), torch.tensor([(1, rows, columns)]))
+        start = time.perf_counter()
+        sees.inbox.put(IncomingMessage("p", "new_request", pictures))
+        tokens = len(taken(sees).data.embeds)
+        print(
+            f"image_encoder, {16 * columns} x {16 * rows}: {tokens} tokens, {1000 * (time.perf_counter() - start):.1f} ms"
+        )
+    stopped(sees)
+    del sees
     talker = create_talker(str(path), gpu, kv_tokens=65536, load_format="dummy")
     vae = create_audio_vae(str(path), gpu, load_format="dummy")
     started(talker, vae)
@@ -130,7 +153,8 @@ def measure(path: Path, gpu: int) -> None:
     for together in (1, 1, 8, 32):
         ids = torch.randint(0, 150000, (64,))
         start = time.perf_counter()
-        answered(thinker, {str(n): ChatInput(ChatPrompt(ids, options)) for n in range(together)})
+        prompt = ChatPrompt(ids, torch.arange(64).repeat(3, 1), 0, options)
+        answered(thinker, {str(n): ChatInput(prompt) for n in range(together)})
         took = time.perf_counter() - start
         print(f"thinker, {THINKER_LAYERS} layers, {together:2} at once: {1000 * took / 65:.2f} ms a token")
     stopped(thinker)

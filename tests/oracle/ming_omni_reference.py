@@ -1,7 +1,9 @@
 """Ming-flash-omni-2.0 as published, in plain float64: one request, no cache, no streaming, nothing of this package.
 
 It reads the tensors by the checkpoint's own names. The facts (order of operations, names, constants that no file of the
-checkpoint tells) are those of the published modeling files as sglang-omni (its models/ming_omni) carries them.
+checkpoint tells) are those of the published modeling files: of the talker and of hearing as sglang-omni (its
+models/ming_omni) carries them, of seeing and of positions as copies of inclusionAI's Ming repository have them
+(qwen3_moe_vit, modeling_bailingmm2, modeling_bailing_moe_v2, processing_bailingmm2).
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from __future__ import annotations
 import json
 import math
 import wave
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,7 +22,20 @@ from tokenizers import Tokenizer  # type: ignore[import-untyped]
 
 Weights = dict[str, torch.Tensor]
 
+Film = tuple[int, int, int]
+"""Of a picture or a video: steps, and rows and columns of its embeddings."""
+
 CFG_STEPS = {10: [0, 2, 4, 6, 8, 12, 16, 20, 24, 28, 32]}
+
+
+@dataclass
+class Prompt:
+    """`tokens`; `seen` [n, hidden] stand for pictures and videos, whose sizes are `films`, and `heard` for sounds."""
+
+    tokens: list[int]
+    films: list[Film] = field(default_factory=list)
+    seen: torch.Tensor | None = None
+    heard: torch.Tensor | None = None
 
 
 @dataclass
@@ -58,13 +74,36 @@ class Reference:
 
     # ---- texts
 
-    def prompt(self, text: str, system: str = "你是一个友好的AI助手。", heard: int = 0) -> list[int]:
-        """Of one user's turn, that begins with a sound of so many embeddings."""
-        if heard:
-            text = "<audio>" + "<audioPatch>" * heard + "</audio>" + text
+    def prompt(
+        self,
+        text: str,
+        system: str = "你是一个友好的AI助手。",
+        films: Sequence[tuple[torch.Tensor, Film]] = (),
+        sounds: Sequence[torch.Tensor] = (),
+    ) -> Prompt:
+        """Of one user's turn. In it stand what the other methods give for each medium."""
         turns = f"<role>SYSTEM</role>{system}\n\ndetailed thinking off<|role_end|><role>HUMAN</role>{text}<|role_end|>"
-        ids: list[int] = self.tokenizer.encode(turns + "<role>ASSISTANT</role>").ids
-        return ids
+        prompt = Prompt(self.tokenizer.encode(turns + "<role>ASSISTANT</role>").ids, [size for _, size in films])
+        if films:
+            prompt.seen = torch.cat([embeds for embeds, _ in films])
+        if sounds:
+            prompt.heard = torch.cat(list(sounds))
+        return prompt
+
+    @staticmethod
+    def sound(heard: torch.Tensor) -> str:
+        return "<audio>" + "<audioPatch>" * len(heard) + "</audio>"
+
+    @staticmethod
+    def picture(film: Film) -> str:
+        return "<image>" + "<imagePatch>" * (film[1] * film[2]) + "</image>\n"
+
+    @staticmethod
+    def video(film: Film, times: Sequence[float]) -> str:
+        """`times` in seconds: of each frame that was looked at."""
+        middles = [(times[2 * step] + times[min(2 * step + 1, len(times) - 1)]) / 2 for step in range(film[0])]
+        steps = [f"<{time:.1f} seconds><image>" + "<framePatch>" * (film[1] * film[2]) + "</image>" for time in middles]
+        return "<video>" + "".join(steps) + "</video>"
 
     def text(self, tokens: list[int]) -> str:
         text: str = self.tokenizer.decode(tokens, skip_special_tokens=True)
@@ -88,27 +127,33 @@ class Reference:
 
     # ---- the thinker
 
-    def answer(self, prompt: list[int], max_tokens: int, heard: torch.Tensor | None = None) -> Choices:
-        """Greedy. `heard` [n, hidden] stand at the prompt's placeholders."""
+    def answer(self, prompt: Prompt, max_tokens: int) -> Choices:
+        """Greedy."""
         result = Choices()
         while True:
-            best = self.logits([*prompt, *result.tokens], heard)[-1].topk(2)
+            best = self.logits(prompt, result.tokens)[-1].topk(2)
             result.margin = min(result.margin, float(best.values[0] - best.values[1]))
             result.tokens.append(int(best.indices[0]))
             if result.tokens[-1] == self.llm["eos_token_id"] or len(result.tokens) == max_tokens:
                 return result
 
-    def logits(self, tokens: list[int], heard: torch.Tensor | None = None) -> torch.Tensor:
+    def logits(self, prompt: Prompt, answer: list[int]) -> torch.Tensor:
         w, c = self.thinker, self.llm
-        x = w["model.model.word_embeddings.weight"][tokens]
-        gates = ["gate"] * len(tokens)
-        if heard is not None:
-            start = tokens.index(self.tokenizer.token_to_id("<audioPatch>"))
-            x[start : start + len(heard)] = heard
-            gates[start : start + len(heard)] = ["audio_gate"] * len(heard)
+        x = w["model.model.word_embeddings.weight"][prompt.tokens + answer]
+        gates = ["gate"] * len(x)
+        for kinds, embeds, gate in (
+            (("<imagePatch>", "<framePatch>"), prompt.seen, "image_gate"),
+            (("<audioPatch>",), prompt.heard, "audio_gate"),
+        ):
+            wanted = [self.tokenizer.token_to_id(kind) for kind in kinds]
+            places = [place for place, token in enumerate(prompt.tokens) if token in wanted]
+            assert len(places) == (0 if embeds is None else len(embeds))
+            for place, embed in zip(places, [] if embeds is None else embeds, strict=True):
+                x[place], gates[place] = embed, gate
+        angles = self._turns(prompt, len(answer))
         for layer in range(c["num_hidden_layers"]):
             at = f"model.model.layers.{layer}."
-            x = x + self._thinker_attention(at, _rms(x, w[at + "input_layernorm.weight"], c["rms_norm_eps"]))
+            x = x + self._thinker_attention(at, _rms(x, w[at + "input_layernorm.weight"], c["rms_norm_eps"]), angles)
             normed = _rms(x, w[at + "post_attention_layernorm.weight"], c["rms_norm_eps"])
             if layer < c["first_k_dense_replace"]:
                 x = x + _gated(w, at + "mlp.", normed)
@@ -116,7 +161,36 @@ class Reference:
                 x = x + self._experts(at + "mlp.", normed, gates)
         return _rms(x, w["model.model.norm.weight"], c["rms_norm_eps"]) @ w["model.lm_head.weight"].T
 
-    def _thinker_attention(self, at: str, x: torch.Tensor) -> torch.Tensor:
+    def _turns(self, prompt: Prompt, more: int) -> torch.Tensor:
+        """The angle of each token's frequencies, [n, frequencies]. Of the published positions (time, height, width)
+        those of a picture lie around its moment, and the next moment is the next token's."""
+        patches = [self.tokenizer.token_to_id(kind) for kind in ("<imagePatch>", "<framePatch>")]
+        blocks = [(rows, columns) for steps, rows, columns in prompt.films for _ in range(steps)]
+        positions: list[tuple[int, int, int]] = []
+        moment, place = 0, 0
+        while place < len(prompt.tokens):
+            if prompt.tokens[place] not in patches:
+                positions.append((moment, moment, moment))
+                place += 1
+            else:
+                rows, columns = blocks.pop(0)
+                for row in range(rows):
+                    for column in range(columns):
+                        up, left = row - (rows - 1) // 2, column - (columns - 1) // 2
+                        positions.append((moment, moment + up, moment + left))
+                place += rows * columns
+            moment += 1
+        positions += [(moment + later,) * 3 for later in range(more)]
+        time, height, width = self.llm["rope_scaling"]["mrope_section"]
+        turned = 2 * (time + height + width)
+        angles = torch.zeros(len(positions), turned // 2, dtype=torch.float64)
+        for frequency in range(turned // 2):
+            axis = (1, 2)[frequency % 2] if frequency < height + width else 0
+            slow = self.llm["rope_theta"] ** -(2 * frequency / turned)
+            angles[:, frequency] = torch.tensor([position[axis] * slow for position in positions])
+        return angles
+
+    def _thinker_attention(self, at: str, x: torch.Tensor, angles: torch.Tensor) -> torch.Tensor:
         w, c = self.thinker, self.llm
         heads, kv, dim = c["num_attention_heads"], c["num_key_value_heads"], c["head_dim"]
         joined = x @ w[at + "attention.query_key_value.weight"].T
@@ -125,8 +199,7 @@ class Reference:
         key = _rms(key, w[at + "attention.key_layernorm.weight"], c["rms_norm_eps"])
         turned = int(dim * c["partial_rotary_factor"])
         query, key = (
-            torch.cat((_halves_turned(part[..., :turned], c["rope_theta"]), part[..., turned:]), dim=-1)
-            for part in (query, key)
+            torch.cat((_halves_turned(part[..., :turned], angles), part[..., turned:]), dim=-1) for part in (query, key)
         )
         return _attended(query, key, value, len(x)) @ w[at + "attention.dense.weight"].T
 
@@ -176,6 +249,58 @@ class Reference:
         )[0].T
         x = _linear(w, "linear_proj_audio.3", F.gelu(x))
         return x / x.norm(dim=1, keepdim=True)
+
+    def seen(self, frames: torch.Tensor) -> tuple[torch.Tensor, Film]:
+        """The thinker's embeddings of a picture, or of a video's frames, uint8 [n, height, width, 3] of a size that the
+        processor leaves as it is."""
+        w, c, p = self.thinker, self.config["vision_config"], _json(self.directory.parent, "preprocessor_config.json")
+        if len(frames) % 2:
+            frames = torch.cat((frames, frames[-1:]))
+        side = c["patch_size"]
+        pixels = (frames.double() / 255 - torch.tensor(p["image_mean"])) / torch.tensor(p["image_std"])
+        rows, columns = pixels.shape[1] // side, pixels.shape[2] // side
+        made = [self._step(pair, rows, columns) for pair in pixels.split(2)]
+        x = torch.cat(made)
+        x = _linear(w, "linear_proj.2", F.gelu(_linear(w, "linear_proj.0", x)))
+        return x / x.norm(dim=1, keepdim=True), (len(made), rows // 2, columns // 2)
+
+    def _step(self, pixels: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
+        """Of two frames [2, height, width, 3]: [tokens, size]."""
+        w, c = self.thinker, self.config["vision_config"]
+        side, size, heads = c["patch_size"], c["hidden_size"], c["num_heads"]
+        kernel, table = w["vision.patch_embed.proj.weight"], w["vision.pos_embed.weight"]
+        places = [  # the four patches of a token follow each other
+            (2 * row + below, 2 * column + beside)
+            for row in range(rows // 2)
+            for column in range(columns // 2)
+            for below in (0, 1)
+            for beside in (0, 1)
+        ]
+        wide = math.isqrt(len(table))
+        patches, turns = [], []
+        slow = 10000.0 ** -(torch.arange(0, size // heads // 2, 2).double() / (size // heads // 2))
+        for row, column in places:
+            patch = pixels[:, row * side : (row + 1) * side, column * side : (column + 1) * side]
+            x = (kernel * patch.permute(3, 0, 1, 2)).sum((1, 2, 3, 4)) + w["vision.patch_embed.proj.bias"]
+            # the table is stretched over the picture from corner to corner
+            down, right = row * (wide - 1) / max(rows - 1, 1), column * (wide - 1) / max(columns - 1, 1)
+            for top in range(wide):
+                for left in range(wide):
+                    near = max(1 - abs(down - top), 0) * max(1 - abs(right - left), 0)
+                    x = x + near * table[top * wide + left]
+            patches.append(x)
+            turns.append(torch.cat((row * slow, column * slow)))
+        x, angles = torch.stack(patches), torch.stack(turns)
+        for block in range(c["depth"]):
+            at = f"vision.blocks.{block}."
+            joined = _linear(w, at + "attn.qkv", _layer_norm(w, at + "norm1", x, 1e-6))
+            query, key, value = (part.reshape(len(x), heads, -1) for part in joined.chunk(3, dim=1))
+            query, key = (_halves_turned(part, angles) for part in (query, key))
+            x = x + _linear(w, at + "attn.proj", _attended(query, key, value, None))
+            wider = F.gelu(_linear(w, at + "mlp.linear_fc1", _layer_norm(w, at + "norm2", x, 1e-6)), approximate="tanh")
+            x = x + _linear(w, at + "mlp.linear_fc2", wider)
+        x = _layer_norm(w, "vision.merger.norm", x, 1e-6).reshape(len(x) // 4, 4 * size)
+        return _linear(w, "vision.merger.linear_fc2", F.gelu(_linear(w, "vision.merger.linear_fc1", x)))
 
     # ---- the talker
 
@@ -334,8 +459,8 @@ class Reference:
         return (samples / weights)[cut : len(samples) - cut]
 
 
-def _json(directory: Path) -> dict[str, Any]:
-    read: dict[str, Any] = json.loads((directory / "config.json").read_text())
+def _json(directory: Path, name: str = "config.json") -> dict[str, Any]:
+    read: dict[str, Any] = json.loads((directory / name).read_text())
     return read
 
 
@@ -352,8 +477,8 @@ def _linear(weights: Weights, name: str, x: torch.Tensor) -> torch.Tensor:
     return x @ weights[name + ".weight"].T + weights[name + ".bias"]
 
 
-def _layer_norm(weights: Weights, name: str, x: torch.Tensor) -> torch.Tensor:
-    return F.layer_norm(x, x.shape[-1:], weights[name + ".weight"], weights[name + ".bias"], 1e-5)
+def _layer_norm(weights: Weights, name: str, x: torch.Tensor, eps: float = 1e-5) -> torch.Tensor:
+    return F.layer_norm(x, x.shape[-1:], weights[name + ".weight"], weights[name + ".bias"], eps)
 
 
 def _log_mel(samples: torch.Tensor, bins: int) -> torch.Tensor:
@@ -390,7 +515,9 @@ def _qwen2(w: Weights, prefix: str, config: dict[str, Any], x: torch.Tensor, win
         at = f"{prefix}layers.{layer}."
         normed = _rms(x, w[at + "input_layernorm.weight"], eps)
         query, key, value = (_linear(w, f"{at}self_attn.{p}_proj", normed).view(len(x), -1, dim) for p in "qkv")
-        query, key = (_halves_turned(part, config["rope_theta"]) for part in (query, key))
+        slow = config["rope_theta"] ** -(torch.arange(0, dim, 2).double() / dim)
+        angles = torch.arange(len(x)).double()[:, None] * slow
+        query, key = (_halves_turned(part, angles) for part in (query, key))
         x = x + _attended(query, key, value, window or len(x)) @ w[at + "self_attn.o_proj.weight"].T
         x = x + _gated(w, at + "mlp.", _rms(x, w[at + "post_attention_layernorm.weight"], eps))
     return _rms(x, w[prefix + "norm.weight"], eps)
@@ -411,9 +538,8 @@ def _attended(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, windo
     return torch.cat(out, dim=1)
 
 
-def _halves_turned(x: torch.Tensor, theta: float) -> torch.Tensor:
-    n, _, dim = x.shape
-    angles = torch.arange(n).double()[:, None] * theta ** -(torch.arange(0, dim, 2).double() / dim)
+def _halves_turned(x: torch.Tensor, angles: torch.Tensor) -> torch.Tensor:
+    """`x` [n, heads, dim], `angles` [n, dim / 2]."""
     cos, sin = angles.cos()[:, None], angles.sin()[:, None]
     first, second = x.chunk(2, dim=-1)
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)

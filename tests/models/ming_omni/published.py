@@ -21,8 +21,22 @@ THINKER = {
     "n_group": 8,
     "topk_group": 4,
     "eos_token_id": 156895,
+    "image_patch_token": 157157,
+    "image_start_token": 157158,
+    "video_patch_token": 157175,
+    "video_start_token": 157159,
+    "rope_scaling": {"type": "video_rope", "factor": None},
 }
-"""Of the published config.json, as sglang-omni records it, what differs from the tiny one's."""
+"""Of the published config.json what differs from the tiny one's."""
+VISION = {
+    "deepstack_visual_indexes": [8, 16, 24],
+    "depth": 27,
+    "hidden_size": 1152,
+    "intermediate_size": 4304,
+    "num_heads": 16,
+    "num_position_embeddings": 2304,
+    "out_hidden_size": 4096,
+}
 TALKER_LLM = {
     "vocab_size": 151936,
     "hidden_size": 896,
@@ -41,6 +55,7 @@ def published_configs() -> dict[str, dict[str, Any]]:
     """The config.json of each folder, with the published sizes; the AudioVAE's are not known, and the tiny one's."""
     config, talker, llm = tiny.tiny_config(), tiny.tiny_talker(), tiny.tiny_llm()
     config["llm_config"] |= THINKER
+    config["vision_config"] |= VISION
     config["audio_config"]["whisper_encoder_config"] = WHISPER
     for blocks in ("flowmodel", "aggregator"):
         talker[blocks] |= BLOCKS

@@ -14,10 +14,13 @@ import pytest
 import torch
 
 from omni_python.models.loading.checkpoint import CheckpointError, read_tensors
-from omni_python.models.ming_omni import tiny
-from omni_python.models.ming_omni.architecture import encoder_config, talker_config, thinker_config, vae_config
+from omni_python.models.ming_omni import tensor_shapes, tiny
+from omni_python.models.ming_omni.architecture import talker_config, thinker_config, vae_config
 from omni_python.models.ming_omni.audio_encoder import load_audio_encoder
 from omni_python.models.ming_omni.audio_vae import load_audio_decoder
+from omni_python.models.ming_omni.encoder_architecture import encoder_config, image_encoder_config
+from omni_python.models.ming_omni.image_encoder import load_image_encoder
+from omni_python.models.ming_omni.media import MediaReader
 from omni_python.models.ming_omni.talker import load_talker
 from omni_python.models.ming_omni.thinker import load_thinker
 from omni_python.models.ming_omni.vae_encoder import load_latent_encoder
@@ -34,11 +37,11 @@ def published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], P
     one's."""
     configs = published_configs()
     config, talker, llm, vae = configs.values()
-    shapes = {tmp_path: tiny.thinker_shapes(config["llm_config"] | {"num_hidden_layers": 2})}
-    shapes[tmp_path] |= tiny.encoder_shapes(config)
+    shapes = {tmp_path: tensor_shapes.thinker_shapes(config["llm_config"] | {"num_hidden_layers": 2})}
+    shapes[tmp_path] |= tensor_shapes.encoder_shapes(config) | tensor_shapes.vision_shapes(config)
     shapes |= {
-        tmp_path / "talker": tiny.talker_shapes(talker, llm),
-        tmp_path / "talker" / "vae": tiny.vae_shapes(vae),
+        tmp_path / "talker": tensor_shapes.talker_shapes(talker, llm),
+        tmp_path / "talker" / "vae": tensor_shapes.vae_shapes(vae),
     }
 
     def meta_tensors(path: Any, prefix: str, dtype: torch.dtype, device: str) -> dict[str, torch.Tensor]:
@@ -47,7 +50,7 @@ def published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], P
             name.removeprefix(prefix): torch.empty(shape, dtype=dtype, device="meta") for name, shape in found.items()
         }
 
-    for module in ("thinker", "talker", "audio_encoder", "audio_vae", "vae_encoder"):
+    for module in ("thinker", "talker", "image_encoder", "audio_encoder", "audio_vae", "vae_encoder"):
         monkeypatch.setattr(f"omni_python.models.ming_omni.{module}.read_tensors", meta_tensors)
 
     def write() -> Path:
@@ -79,6 +82,8 @@ def test_published_sizes_load_by_their_names(published: Callable[[], Path]) -> N
     assert 0.4e9 < sum(weight.numel() for weight in talker.model.parameters()) < 0.6e9
     encoder = load_audio_encoder(directory, encoder_config(directory), torch.bfloat16, "meta")
     assert 0.6e9 < sum(weight.numel() for weight in encoder.audio.parameters()) < 0.7e9  # Whisper large's
+    seer = load_image_encoder(directory, image_encoder_config(directory), torch.bfloat16, "meta")
+    assert 0.4e9 < sum(weight.numel() for weight in seer.vision.parameters()) < 0.5e9  # Qwen3-VL's
     load_audio_decoder(directory, vae_config(directory), torch.float32, "meta")
     load_latent_encoder(directory, vae_config(directory), "meta")
 
@@ -100,6 +105,8 @@ def test_two_builds_are_equal_and_seeds_differ(tmp_path: Path) -> None:
     [
         ("", {"model_type": "qwen3_omni_moe"}, "model_type is 'qwen3_omni_moe', not 'bailingmm_moe_v2_lite'"),
         ("", {"llm_config": {}}, "has no 'num_attention_heads' in its llm_config"),
+        ("", {"vision_config": {"model_type": "qwen2_5_vit"}}, "model_type is 'qwen2_5_vit', not 'qwen3_moe_vit'"),
+        ("", {"vision_config": None}, "config.json has no 'vision_config' for its vision encoder"),
         ("talker", {"flowmodel": {"spk_dim": 192}}, "flowmodel.spk_dim is not supported"),
         ("talker", {"flowmodel": {"qk_norm": "layer"}}, "flowmodel.qk_norm 'layer' is not supported"),
         ("talker", {"flowmodel": None}, "its config.json has no 'flowmodel'"),
@@ -111,7 +118,7 @@ def test_two_builds_are_equal_and_seeds_differ(tmp_path: Path) -> None:
         ),
         ("talker/vae", {"dec_kwargs": None}, "its config.json has no 'dec_kwargs'"),
     ],
-    ids=["family", "llm", "speaker", "norm", "flow", "window", "partly", "vae"],
+    ids=["family", "llm", "eye", "blind", "speaker", "norm", "flow", "window", "partly", "vae"],
 )
 def test_what_does_not_fit_is_said(
     published: Callable[[], Path], folder: str, change: dict[str, Any], message: str
@@ -121,8 +128,25 @@ def test_what_does_not_fit_is_said(
     content = json.loads(file.read_text()) | change
     file.write_text(json.dumps({name: value for name, value in content.items() if value is not None}))
     with pytest.raises(CheckpointError, match=message):
-        for read in (thinker_config, talker_config, vae_config):
+        for read in (thinker_config, image_encoder_config, talker_config, vae_config):
             read(directory)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"patch_size": 14}, "preprocessor_config.json has other patches than vision_config"),
+        ({"use_interleaved_frame_timestamp": False}, "only checkpoints with use_interleaved_frame_timestamp"),
+    ],
+    ids=["patches", "timestamps"],
+)
+def test_pictures_that_the_encoder_cannot_take_are_refused(
+    tmp_path: Path, change: dict[str, Any], message: str
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(tiny.tiny_config()))
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(tiny.tiny_preprocessor() | change))
+    with pytest.raises(CheckpointError, match=message):
+        MediaReader(tmp_path, 1.0, 1, 1)
 
 
 def test_missing_weights_are_named(ming: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,8 @@ from omni_python.models.loading.checkpoint import CheckpointError, load_config
 MODEL_TYPE = "bailingmm_moe_v2_lite"
 AGGREGATOR_LAYERS = 4
 """Of the AudioVAE's encoder; no file of a checkpoint tells it."""
+SECTIONS = (8, 12, 12)
+"""How many frequencies turn with time, height and width, where the config does not tell: as in the published code."""
 WHOLE = 1 << 30
 """As the window of a decoder that sees everything before."""
 
@@ -23,10 +25,11 @@ WHOLE = 1 << 30
 class ThinkerConfig:
     """BailingMoeV2. `decoder` tells nothing of experts: all layers but the first `dense_layers` have `routing` among
     experts of `expert_intermediate`, and shared ones of `shared_intermediate`. With `multi_router` tokens that stand
-    for sound have a router of their own."""
+    for pictures, and those that stand for sound, have routers of their own. `sections` as for `PartialRotary`."""
 
     decoder: DecoderConfig
     rotary_dim: int
+    sections: tuple[int, int, int]
     vocab: int
     tied: bool
     dense_layers: int
@@ -36,28 +39,6 @@ class ThinkerConfig:
     shared_intermediate: int
     end: int
     context: int
-
-
-@dataclass(frozen=True)
-class EncoderConfig:
-    """Whisper's encoder of at most `positions`, each of two frames, and a projection to `output` that convolves with
-    `kernel` and `stride` and has `depth` layers; `normed` to length 1."""
-
-    bins: int
-    positions: int
-    hidden: int
-    heads: int
-    layers: int
-    kernel: int
-    stride: int
-    depth: int
-    output: int
-    normed: bool
-
-    def tokens(self, frames: int) -> int:
-        """Embeddings of a clip of so many frames."""
-        heard = (frames - 1) // 2 + 1
-        return (heard + 2 * (self.kernel // 2) - self.kernel) // self.stride + 1
 
 
 @dataclass(frozen=True)
@@ -118,28 +99,6 @@ def thinker_config(directory: str | Path) -> ThinkerConfig:
         return _thinker(config["llm_config"])
     except KeyError as error:
         raise CheckpointError(f"{directory}: config.json has no {error} in its llm_config") from None
-
-
-def encoder_config(directory: str | Path) -> EncoderConfig:
-    """Raises `CheckpointError`."""
-    config = load_config(directory)
-    try:
-        audio, hidden = config["audio_config"], config["llm_config"]["hidden_size"]
-        whisper = audio["whisper_encoder_config"]
-        return EncoderConfig(
-            bins=whisper["n_mels"],
-            positions=whisper["n_ctx"],
-            hidden=whisper["n_state"],
-            heads=whisper["n_head"],
-            layers=whisper["n_layer"],
-            kernel=audio["ds_kernel_size"],
-            stride=audio["ds_stride"],
-            depth=config["mlp_depth"],
-            output=hidden,
-            normed=audio.get("norm_query_embeds", True),
-        )
-    except KeyError as error:
-        raise CheckpointError(f"{directory}: config.json has no {error} for its audio encoder") from None
 
 
 def talker_config(directory: str | Path) -> TalkerConfig:
@@ -212,6 +171,7 @@ def _thinker(config: Mapping[str, Any]) -> ThinkerConfig:
             qk_norm=bool(config.get("use_qk_norm")),
         ),
         rotary_dim=rotary,
+        sections=_sections(config.get("rope_scaling") or {}, rotary),
         vocab=config["vocab_size"],
         tied=bool(config.get("tie_word_embeddings")),
         dense_layers=config["first_k_dense_replace"],
@@ -228,6 +188,15 @@ def _thinker(config: Mapping[str, Any]) -> ThinkerConfig:
         end=config["eos_token_id"],
         context=config["max_position_embeddings"],
     )
+
+
+def _sections(scaling: Mapping[str, Any], rotary: int) -> tuple[int, int, int]:
+    if scaling.get("type") != "video_rope":
+        raise CheckpointError(f"llm_config: rope_scaling of type {scaling.get('type')!r} is not supported")
+    time, height, width = scaling.get("mrope_section", SECTIONS)
+    if time + height + width != rotary // 2:
+        raise CheckpointError(f"llm_config: mrope_section has not {rotary // 2} frequencies, as many as are turned")
+    return time, height, width
 
 
 def _qwen2(config: Mapping[str, Any]) -> DecoderConfig:

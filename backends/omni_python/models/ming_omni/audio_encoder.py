@@ -14,7 +14,7 @@ from torch import nn
 from omni_python.models.loading.checkpoint import read_tensors
 from omni_python.models.loading.dummy import LoadFormat, draw_weights, is_dummy
 from omni_python.models.loading.modules import assign, on_meta
-from omni_python.models.ming_omni.architecture import EncoderConfig
+from omni_python.models.ming_omni.encoder_architecture import EncoderConfig
 from omni_python.models.ming_omni.payloads import ClipEmbeds, Clips
 from omni_python.models.ming_omni.whisper import WhisperEncoder
 

@@ -1,8 +1,8 @@
 """The Ming-Omni pipelines' declarations.
 
-preprocessing -> [audio_encoder, mm_aggregate]; audio_encoder -> mm_aggregate -> thinker -> [decode, segmenter];
-segmenter -> talker -> audio_vae. The thinker streams tokens, the segmenter pieces of text, the talker latents.
-`image_generation` is declared and refused: see its factory.
+preprocessing -> [image_encoder, audio_encoder, mm_aggregate]; encoders -> mm_aggregate -> thinker -> [decode,
+segmenter]; segmenter -> talker -> audio_vae. The thinker streams tokens, the segmenter pieces of text, the talker
+latents. `image_generation` is declared and refused: see its factory.
 """
 
 from __future__ import annotations
@@ -18,12 +18,20 @@ _PREPROCESSING = StageConfig(
     name="preprocessing",
     process="front",
     factory=f"{_FAMILY}.stages.create_preprocessing",
-    next=["audio_encoder", "mm_aggregate"],
+    next=["image_encoder", "audio_encoder", "mm_aggregate"],
     route_fn=f"{_FAMILY}.routing.route_read",
     project_payload={
+        "image_encoder": f"{_FAMILY}.routing.project_to_image_encoder",
         "audio_encoder": f"{_FAMILY}.routing.project_to_audio_encoder",
         "mm_aggregate": f"{_FAMILY}.routing.project_to_aggregate",
     },
+)
+_IMAGE_ENCODER = StageConfig(
+    name="image_encoder",
+    process="front",
+    factory=f"{_FAMILY}.stages.create_image_encoder",
+    factory_args={MEMORY_FRACTION: 0.02},
+    next="mm_aggregate",
 )
 _AUDIO_ENCODER = StageConfig(
     name="audio_encoder",
@@ -36,7 +44,7 @@ _AGGREGATE = StageConfig(
     name="mm_aggregate",
     process="front",
     factory=f"{_FAMILY}.stages.create_aggregate",
-    wait_for=["preprocessing", "audio_encoder"],
+    wait_for=["preprocessing", "image_encoder", "audio_encoder"],
     wait_for_fn=f"{_FAMILY}.routing.active_sources",
     merge_fn=f"{_FAMILY}.merge.merge_for_thinker",
     next="thinker",
@@ -48,7 +56,7 @@ _IMAGE_GENERATION = StageConfig(
 
 
 class MingOmniSpeechPipelineConfig(PipelineConfig):
-    """Text and sound in; text and speech out. Three processes, cheap stages together."""
+    """Text, sound, pictures and video in; text and speech out. Three processes, cheap stages together."""
 
     name: str | None = "ming_omni"
     terminal_stages_fn: str | None = f"{_FAMILY}.routing.active_terminals"
@@ -56,13 +64,14 @@ class MingOmniSpeechPipelineConfig(PipelineConfig):
     env_defaults: dict[str, str] = _ONE_THREAD
     stages: list[StageConfig] = [
         _PREPROCESSING,
+        _IMAGE_ENCODER,
         _AUDIO_ENCODER,
         _AGGREGATE,
         StageConfig(
             name="thinker",
             process="thinker",
             factory=f"{_FAMILY}.stages.create_thinker",
-            factory_args={MEMORY_FRACTION: 0.88},
+            factory_args={MEMORY_FRACTION: 0.87},
             next=["decode", "segmenter", "image_generation"],
             route_fn=f"{_FAMILY}.routing.route_answer",
             stream_to=["decode", "segmenter"],
@@ -96,7 +105,7 @@ class MingOmniSpeechPipelineConfig(PipelineConfig):
 
 
 class MingOmniTextPipelineConfig(PipelineConfig):
-    """Text and sound in; text out."""
+    """Text, sound, pictures and video in; text out."""
 
     name: str | None = "ming_omni_text"
     terminal_stages_fn: str | None = f"{_FAMILY}.routing.active_text_terminals"
@@ -104,6 +113,7 @@ class MingOmniTextPipelineConfig(PipelineConfig):
     env_defaults: dict[str, str] = _ONE_THREAD
     stages: list[StageConfig] = [
         _PREPROCESSING.model_copy(update={"factory_args": {"speech": False}}),
+        _IMAGE_ENCODER,
         _AUDIO_ENCODER,
         _AGGREGATE,
         StageConfig(

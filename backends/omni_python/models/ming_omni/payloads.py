@@ -18,13 +18,25 @@ class Clips(Payload):
     lengths: torch.Tensor
 
 
+class Pictures(Payload):
+    """preprocessing -> image_encoder: patches of pictures and videos in prompt order, float32 [patches, values of a
+    patch], and `grids` int64 [n, 3] of (time, height, width) in patches."""
+
+    patches: torch.Tensor
+    grids: torch.Tensor
+
+
 class ChatPrompt(Payload):
-    """preprocessing -> mm_aggregate: `input_ids` int64 [P], with a placeholder for each embedding of a clip.
-    `has_clips` tells that the audio encoder will send them."""
+    """preprocessing -> mm_aggregate: `input_ids` int64 [P], with a placeholder for each embedding of media,
+    `position_ids` int64 [3, P] (time, height, width), and the position of the answer's first token minus P.
+    `has_clips` and `has_pictures` tell which encoders will send theirs."""
 
     input_ids: torch.Tensor
+    position_ids: torch.Tensor
+    rope_delta: int
     options: GenerationOptions
     has_clips: bool = False
+    has_pictures: bool = False
 
 
 class ReadRequest(Payload):
@@ -32,6 +44,7 @@ class ReadRequest(Payload):
 
     prompt: ChatPrompt
     clips: Clips | None = None
+    pictures: Pictures | None = None
 
 
 class ClipEmbeds(Payload):
@@ -40,11 +53,19 @@ class ClipEmbeds(Payload):
     embeds: torch.Tensor
 
 
+class PictureEmbeds(Payload):
+    """image_encoder -> mm_aggregate: float32 [placeholders, H], of pictures and videos in prompt order."""
+
+    embeds: torch.Tensor
+
+
 class ChatInput(Payload):
-    """mm_aggregate -> thinker: the prompt, and what is to stand at its placeholders."""
+    """mm_aggregate -> thinker: the prompt, and what is to stand at its placeholders for what is seen and for what is
+    heard."""
 
     prompt: ChatPrompt
-    embeds: torch.Tensor | None = None
+    seen: torch.Tensor | None = None
+    heard: torch.Tensor | None = None
 
 
 class SpokenStart(DecodeStart):

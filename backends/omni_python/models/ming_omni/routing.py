@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 if TYPE_CHECKING:
-    from omni_python.models.ming_omni.payloads import ChatPrompt, Clips, ReadRequest
+    from omni_python.models.ming_omni.payloads import ChatPrompt, Clips, Pictures, ReadRequest
     from omni_python.models.text.payloads import ThinkerResult
     from omni_python.proto.payload import Payload
     from omni_python.proto.request import OmniRequest
@@ -25,8 +25,13 @@ def active_text_terminals(request: OmniRequest) -> list[str]:
 
 
 def route_read(request_id: str, output: ReadRequest) -> list[str]:
-    """The encoder hears of requests with sound."""
-    return ["audio_encoder", "mm_aggregate"] if output.clips is not None else ["mm_aggregate"]
+    """Each encoder hears of requests that have something for it."""
+    encoders = [("image_encoder", output.pictures), ("audio_encoder", output.clips)]
+    return [stage for stage, media in encoders if media is not None] + ["mm_aggregate"]
+
+
+def project_to_image_encoder(output: ReadRequest) -> Pictures | None:
+    return output.pictures
 
 
 def project_to_audio_encoder(output: ReadRequest) -> Clips | None:
@@ -34,8 +39,9 @@ def project_to_audio_encoder(output: ReadRequest) -> Clips | None:
 
 
 def project_to_aggregate(output: ReadRequest) -> ChatPrompt:
-    """The prompt, with a note of whether the encoder will send something."""
-    return msgspec.structs.replace(output.prompt, has_clips=output.clips is not None)
+    """The prompt, with a note of which encoders will send something."""
+    has_clips, has_pictures = output.clips is not None, output.pictures is not None
+    return msgspec.structs.replace(output.prompt, has_clips=has_clips, has_pictures=has_pictures)
 
 
 def active_sources(request_id: str, source: str, payload: Payload) -> list[str] | None:
@@ -43,7 +49,8 @@ def active_sources(request_id: str, source: str, payload: Payload) -> list[str] 
     if source != "preprocessing":
         return None
     prompt: ChatPrompt = payload  # type: ignore[assignment]
-    return ["preprocessing", "audio_encoder"] if prompt.has_clips else ["preprocessing"]
+    encoders = [("image_encoder", prompt.has_pictures), ("audio_encoder", prompt.has_clips)]
+    return ["preprocessing", *(stage for stage, sends in encoders if sends)]
 
 
 def route_answer(request_id: str, output: ThinkerResult) -> list[str]:

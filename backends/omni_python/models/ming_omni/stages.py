@@ -9,12 +9,14 @@ from omni_python.models.loading.dummy import LoadFormat
 from omni_python.models.loading.kv_size import KVNeeds
 from omni_python.models.loading.placement import Dtype, on_own_stream, placement
 from omni_python.models.loading.tokenizer import load_tokenizer
-from omni_python.models.ming_omni.architecture import encoder_config, talker_config, thinker_config, vae_config
+from omni_python.models.ming_omni.architecture import talker_config, thinker_config, vae_config
 from omni_python.models.ming_omni.audio_encoder import ClipEncoder, load_audio_encoder
 from omni_python.models.ming_omni.audio_vae import latents_ahead, load_audio_decoder, receptive_latents
+from omni_python.models.ming_omni.encoder_architecture import encoder_config, image_encoder_config
+from omni_python.models.ming_omni.image_encoder import PictureEncoder, load_image_encoder
 from omni_python.models.ming_omni.payloads import ChatInput
 from omni_python.models.ming_omni.preprocess import Preprocessor
-from omni_python.models.ming_omni.prompt import TalkerPrompt, clip_token
+from omni_python.models.ming_omni.prompt import TalkerPrompt, media_tokens
 from omni_python.models.ming_omni.segmenter import SegmenterScheduler
 from omni_python.models.ming_omni.talker import load_talker
 from omni_python.models.ming_omni.talker_runner import TalkerModelRunner
@@ -24,6 +26,7 @@ from omni_python.models.ming_omni.vocoder import LatentVocoder
 from omni_python.models.ming_omni.voices import load_voices
 from omni_python.models.text.decode import DecodeScheduler
 from omni_python.models.text.detokenizer import TokenBytes
+from omni_python.preprocessing.image import MAX_PIXELS
 from omni_python.preprocessing.media.loader import MediaLoader
 from omni_python.preprocessing.media.policy import MediaPolicy
 from omni_python.proto.errors import Unsupported
@@ -40,11 +43,27 @@ def create_preprocessing(
     workers: int = 1,
     media: dict[str, Any] | None = None,
     audio_seconds: float = 300.0,
+    image_pixels: int = MAX_PIXELS,
 ) -> Scheduler:
     """OmniRequest -> ReadRequest. `speech`: whether the pipeline has the speech stages; `media`: a `MediaPolicy`."""
     loader = MediaLoader(MediaPolicy.of(media))
-    compute = SimpleScheduler(Preprocessor(model_path, speech, loader, audio_seconds), workers=workers)
+    preprocessor = Preprocessor(model_path, speech, loader, audio_seconds, image_pixels)
+    compute = SimpleScheduler(preprocessor, workers=workers)
     return fetching_first(compute, loader)
+
+
+def create_image_encoder(
+    model_path: str,
+    gpu_id: int | None = None,
+    max_batch_patches: int = 8192,
+    load_format: LoadFormat = "auto",
+    dtype: Dtype = "auto",
+) -> SimpleScheduler:
+    """Pictures -> PictureEmbeds. At most `max_batch_patches` go through the encoder at once, but a picture is never
+    cut."""
+    torch_dtype, device = placement(gpu_id, dtype)
+    encoder = load_image_encoder(model_path, image_encoder_config(model_path), torch_dtype, device, load_format)
+    return SimpleScheduler(PictureEncoder(encoder, max_batch_patches))
 
 
 def create_audio_encoder(
@@ -90,7 +109,7 @@ def create_thinker(
     needs = KVNeeds("thinker", config.decoder, torch_dtype, config.context, max_running, prefill_tokens, 65536)
     tokens = needs.tokens(kv_tokens, memory)
     texts = TokenBytes(load_tokenizer(model_path))
-    runner = ThinkerModelRunner(thinker, config.end, clip_token(model_path), texts, decode_stage, speech_stage)
+    runner = ThinkerModelRunner(thinker, config.end, media_tokens(model_path), texts, decode_stage, speech_stage)
     return on_own_stream(TorchScheduler(runner, max_running, tokens, prefill_tokens, name="thinker"), device, -1)
 
 

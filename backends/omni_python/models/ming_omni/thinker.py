@@ -18,8 +18,8 @@ from omni_python.models.loading.experts import fuse_experts
 from omni_python.models.loading.modules import assign, on_meta
 from omni_python.models.ming_omni.architecture import ThinkerConfig
 
-_UNUSED = ".mlp.image_gate."
-"""The router of tokens that stand for pictures, of which no prompt here has any."""
+TEXT, SEEN, HEARD = range(3)
+"""What a token stands for, which says by which router it goes."""
 
 _NAMES = {
     ".attention.dense.": ".self_attn.o_proj.",
@@ -32,21 +32,22 @@ _NAMES = {
 
 
 class MultiRouterMoE(GroupedMoE):
-    """Tokens that stand for sound are routed by `audio_gate`."""
+    """Tokens that stand for pictures are routed by `image_gate`, those that stand for sound by `audio_gate`."""
 
     def __init__(self, config: ThinkerConfig) -> None:
         hidden = config.decoder.hidden
         super().__init__(hidden, config.expert_intermediate, config.routing, config.shared_intermediate)
-        self.audio_gate = GroupedRouter(hidden, config.routing) if config.multi_router else self.gate
+        self.image_gate = GroupedRouter(hidden, config.routing)
+        self.audio_gate = GroupedRouter(hidden, config.routing)
 
-    def forward(self, x: torch.Tensor, heard: torch.Tensor | None = None) -> torch.Tensor:
-        """`heard` bool [tokens]: which of them stand for sound; None where none does."""
+    def forward(self, x: torch.Tensor, kinds: torch.Tensor | None = None) -> torch.Tensor:
+        """`kinds` uint8 [tokens]: what each stands for; None where all are text."""
         weights, chosen = self.gate(x)
-        if heard is not None:
-            others = self.audio_gate(x)
-            weights, chosen = (
-                torch.where(heard[:, None], *pair) for pair in zip(others, (weights, chosen), strict=True)
-            )
+        if kinds is not None:
+            for kind, gate in ((SEEN, self.image_gate), (HEARD, self.audio_gate)):
+                of_kind = (kinds == kind)[:, None]
+                others = gate(x)
+                weights, chosen = torch.where(of_kind, others[0], weights), torch.where(of_kind, others[1], chosen)
         return self.mixed(x, weights, chosen)
 
 
@@ -54,7 +55,8 @@ class ThinkerLayer(DecoderLayer):
     def __init__(self, config: ThinkerConfig, index: int) -> None:
         super().__init__(config.decoder, index)
         if index >= config.dense_layers:
-            self.mlp = MultiRouterMoE(config)
+            routing = (config.decoder.hidden, config.expert_intermediate, config.routing, config.shared_intermediate)
+            self.mlp = MultiRouterMoE(config) if config.multi_router else GroupedMoE(*routing)
 
     def read(
         self,
@@ -62,11 +64,11 @@ class ThinkerLayer(DecoderLayer):
         angles: tuple[torch.Tensor, torch.Tensor],
         cache: PagedKVCache,
         plan: AttentionPlan,
-        heard: torch.Tensor | None,
+        kinds: torch.Tensor | None,
     ) -> torch.Tensor:
         x = x + self.self_attn(self.input_layernorm(x), angles, cache, plan)
         normed = self.post_attention_layernorm(x)
-        return x + (self.mlp(normed, heard) if isinstance(self.mlp, MultiRouterMoE) else self.mlp(normed))
+        return x + (self.mlp(normed, kinds) if isinstance(self.mlp, MultiRouterMoE) else self.mlp(normed))
 
 
 class ThinkerDecoder(TextDecoder):
@@ -75,7 +77,9 @@ class ThinkerDecoder(TextDecoder):
     def __init__(self, config: ThinkerConfig) -> None:
         super().__init__(config.decoder, config.vocab)
         self.layers = nn.ModuleList(ThinkerLayer(config, index) for index in range(config.decoder.layers))
-        self.rotary = PartialRotary(config.decoder.head_dim, config.rotary_dim, config.decoder.rope_theta)
+        self.rotary = PartialRotary(
+            config.decoder.head_dim, config.rotary_dim, config.decoder.rope_theta, config.sections
+        )
 
     def read(
         self,
@@ -83,14 +87,14 @@ class ThinkerDecoder(TextDecoder):
         positions: torch.Tensor,
         cache: PagedKVCache,
         plan: AttentionPlan,
-        heard: torch.Tensor | None = None,
+        kinds: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """`embeds` [tokens, hidden], `positions` [3, tokens], `heard` as for `MultiRouterMoE` -> the normed output."""
+        """`embeds` [tokens, hidden], `positions` [3, tokens], `kinds` as for `MultiRouterMoE` -> the normed output."""
         angles = self.rotary(positions, embeds.dtype)
         x = embeds
         for layer in self.layers:
             assert isinstance(layer, ThinkerLayer)
-            x = layer.read(x, angles, cache, plan, heard)
+            x = layer.read(x, angles, cache, plan, kinds)
         return self.norm(x)
 
 
@@ -111,8 +115,7 @@ def load_thinker(
         return draw_weights(thinker, dtype, device)
     tensors: dict[str, torch.Tensor] = {}
     for name, tensor in read_tensors(path, "model.", dtype, device).items():
-        if _UNUSED not in name:
-            tensors |= _renamed(name, tensor, config)
+        tensors |= _renamed(name, tensor, config)
     if config.tied and "model.embed_tokens.weight" in tensors:
         tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"]
     fuse_experts(tensors)

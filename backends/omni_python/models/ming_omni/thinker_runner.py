@@ -1,4 +1,4 @@
-"""Runs the thinker: clips put into the prompt, answer tokens streamed on as they are chosen."""
+"""Runs the thinker: media put into the prompt, answer tokens streamed on as they are chosen."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ import torch
 
 from omni_python.model_runner.base import ForwardBatch, PromptInput
 from omni_python.model_runner.sampler import TokenSampler
+from omni_python.models.media.placeholders import MediaTokens, put_media
 from omni_python.models.ming_omni.payloads import ChatInput, SpokenStart
-from omni_python.models.ming_omni.thinker import Thinker
+from omni_python.models.ming_omni.thinker import HEARD, SEEN, TEXT, Thinker
 from omni_python.models.text.answer_runner import AnswerModelRunner, AnswerRequest
 from omni_python.models.text.detokenizer import TokenBytes
 from omni_python.models.text.payloads import AnswerToken
@@ -26,23 +27,23 @@ class ThinkerRequest(AnswerRequest):
 
 
 class ThinkerModelRunner(AnswerModelRunner[ThinkerRequest]):
-    """Emits each answer token to `speech_target` too, where speech is wanted. `clip_token` stands for sound."""
+    """Emits each answer token to `speech_target` too, where speech is wanted. `media` stand for what is seen and
+    heard."""
 
     def __init__(
         self,
         thinker: Thinker,
         end: int,
-        clip_token: int,
+        media: MediaTokens,
         token_bytes: TokenBytes,
         decode_target: str = "decode",
         speech_target: str | None = "segmenter",
     ) -> None:
         super().__init__([end], token_bytes, decode_target)
         self._thinker = thinker
-        self._clip_token = clip_token
+        self._media = media
         self._speech_target = speech_target
         self._device = thinker.lm_head.weight.device
-        self._dtype = thinker.lm_head.weight.dtype
 
     def allocate(self, num_pages: int) -> None:
         self.cache = self._thinker.model.new_cache(num_pages)
@@ -56,6 +57,7 @@ class ThinkerModelRunner(AnswerModelRunner[ThinkerRequest]):
             request_id=message.request_id,
             sampler=TokenSampler(options.thinker),
             prompt_len=len(request.prompt.input_ids),
+            rope_delta=request.prompt.rope_delta,
             options=options,
             speech=options.speech and self._speech_target is not None,
             input=request,
@@ -63,15 +65,11 @@ class ThinkerModelRunner(AnswerModelRunner[ThinkerRequest]):
 
     def prompt_input(self, row: ThinkerRequest) -> PromptInput:
         request = _input(row)
-        ids = request.prompt.input_ids.cpu()  # places are sought there, where nothing waits for the device
-        embeds = self._thinker.model.embed_tokens(ids.to(self._device))
-        places = (ids == self._clip_token).nonzero()[:, 0]
-        given = 0 if request.embeds is None else len(request.embeds)
-        if len(places) != given:
-            raise OmniError(f"the prompt has {len(places)} placeholders of sound, but there are {given} embeddings")
-        if request.embeds is not None:
-            embeds = embeds.index_copy(0, places.to(self._device), request.embeds.to(self._device, self._dtype))
-        return PromptInput(embeds, torch.arange(row.prompt_len, device=self._device).expand(3, -1))
+        kinds = self._kinds(request)
+        embeds = self._thinker.model.embed_tokens(request.prompt.input_ids.to(self._device))
+        for kind, features, what in ((SEEN, request.seen, "picture"), (HEARD, request.heard, "sound")):
+            put_media(embeds, (kinds == kind).nonzero()[:, 0], features, what)
+        return PromptInput(embeds, request.prompt.position_ids.to(self._device))
 
     def decode_embeds(self, rows: Sequence[ThinkerRequest]) -> torch.Tensor:
         ids = torch.tensor([row.generated[-1] for row in rows], device=self._device)
@@ -79,7 +77,7 @@ class ThinkerModelRunner(AnswerModelRunner[ThinkerRequest]):
         return embeds
 
     def forward(self, batch: ForwardBatch[ThinkerRequest]) -> tuple[torch.Tensor, torch.Tensor]:
-        hidden = self._thinker.model.read(batch.embeds, batch.positions, self.cache, batch.plan, self._heard(batch))
+        hidden = self._thinker.model.read(batch.embeds, batch.positions, self.cache, batch.plan, self._routed(batch))
         last = hidden[batch.last]
         return last, self._thinker.lm_head(last)
 
@@ -91,16 +89,24 @@ class ThinkerModelRunner(AnswerModelRunner[ThinkerRequest]):
             chunks.insert(0, start)
         return [OutgoingMessage(row.request_id, "stream", chunk, self._speech_target) for chunk in chunks]
 
-    def _heard(self, batch: ForwardBatch[ThinkerRequest]) -> torch.Tensor | None:
-        """Which tokens of the batch stand for sound; None where none does. Inputs are of no use any more then."""
-        heard = None
+    def _routed(self, batch: ForwardBatch[ThinkerRequest]) -> torch.Tensor | None:
+        """What each token of the batch stands for; None where all are text. Inputs are of no use any more then."""
+        kinds = None
         for row, start in zip(batch.rows[batch.decoding :], batch.starts[batch.decoding :], strict=True):
             request, row.input = _input(row), None
-            if request.embeds is not None:
-                if heard is None:
-                    heard = torch.zeros(len(batch.embeds), dtype=torch.bool)
-                heard[start : start + row.prompt_len] = request.prompt.input_ids.cpu() == self._clip_token
-        return None if heard is None else heard.to(self._device)
+            if request.seen is not None or request.heard is not None:
+                if kinds is None:
+                    kinds = torch.full((len(batch.embeds),), TEXT, dtype=torch.uint8)
+                kinds[start : start + row.prompt_len] = self._kinds(request)
+        return None if kinds is None else kinds.to(self._device)
+
+    def _kinds(self, request: ChatInput) -> torch.Tensor:
+        """Of each token of the prompt, uint8 [P], on the CPU, where nothing waits for the device."""
+        ids = request.prompt.input_ids.cpu()
+        kinds = torch.full(ids.shape, TEXT, dtype=torch.uint8)
+        kinds[(ids == self._media.image) | (ids == self._media.video)] = SEEN
+        kinds[ids == self._media.audio] = HEARD
+        return kinds
 
 
 def _input(row: ThinkerRequest) -> ChatInput:

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from omni_python.models.ming_omni.architecture import EncoderConfig
+from omni_python.models.ming_omni.encoder_architecture import EncoderConfig
 
 
 class WhisperAttention(nn.Module):
