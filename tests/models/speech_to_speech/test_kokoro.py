@@ -35,6 +35,7 @@ def test_silence_at_the_ends_is_short() -> None:
     left = without_silence(samples)
     assert len(left) == 1200 + 2000 + 4800
     assert not left[:1200].any() and left[1200:3201].all() and not left[3201:].any()
+    assert np.array_equal(without_silence(samples, 0.05), left[: 1200 + 2000 + 1200]), "within a sentence"
     assert np.array_equal(without_silence(samples[:9000]), samples[:9000])
 
 

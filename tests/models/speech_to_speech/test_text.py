@@ -41,6 +41,19 @@ def test_without_a_clause_a_phrase_is_enough() -> None:
     text = "The old man walked along the river and then he sat down with a book under a tree."
     assert sentences([text]) == ["The old man walked along the river", "and then he sat down with a book under a tree."]
     assert sentences(["The old man sat down with a book."]) == ["The old man sat down with a book."]
+    assert sentences(["The brown fox jumps over the lazy dog."]) == ["The brown fox jumps", "over the lazy dog."]
+
+
+def test_a_long_first_clause_is_begun_with_a_phrase() -> None:
+    text = "The old man and his two friends from the small town walked, slowly, along the river."
+    first, *rest = sentences([text])
+    assert first == "The old man and his two friends"
+    assert rest == ["from the small town walked, slowly, along the river."]
+
+
+def test_numbers_are_longer_where_they_are_spoken() -> None:
+    assert sentences(["1, 2, 3, 4, 5, 6."]) == ["1, 2, 3,", "4, 5, 6."]
+    assert sentences(["1-2-3-4-5-6."]) == ["1-2-3-", "4-5-6."]
 
 
 def test_long_sentences_are_cut() -> None:

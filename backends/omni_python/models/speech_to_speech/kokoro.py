@@ -1,3 +1,4 @@
+# ruff: noqa: RUF001  (phonemes and typographic signs)
 """Kokoro-82M (hexgrad; after StyleTTS 2, Li et al. 2023) as an ONNX network: phonemes and a voice to speech."""
 
 from __future__ import annotations
@@ -17,7 +18,10 @@ _STYLE = 256
 _QUIET = 0.01
 """Amplitude. What is below it at the ends is cut to `_BEFORE` and `_AFTER` seconds: Kokoro leaves more than half a
 second of it, which would stand before the first sound and add up between sentences."""
-_BEFORE, _AFTER = 0.05, 0.2
+_BEFORE, _AFTER, _WITHIN = 0.05, 0.2, 0.05
+"""`_WITHIN` instead of `_AFTER` where no sign ends what was spoken: the sentence goes on."""
+_SIGNS = '.,!?;:…—)”"'
+_WARM_UP = "hɪɹ wˌi ɑɹ, ænd ðɪs ɪz hˌW wˌi spˈik."
 
 
 class Kokoro:
@@ -37,6 +41,7 @@ class Kokoro:
         except Exception as error:  # of a class of its own for each of the library's errors
             raise CheckpointError(f"cannot load {folder / 'model.onnx'}: {error}") from error
         self._ids: dict[str, int] = load_json(folder, "vocabulary.json")["vocab"]
+        self._signs = {self._ids[sign] for sign in _SIGNS if sign in self._ids}
         self._styles = {file.stem: _style(file) for file in sorted((folder / "voices").glob("*.bin"))}
 
     def speak(self, phonemes: str, voice: str, speed: float = 1.0) -> np.ndarray:
@@ -45,6 +50,10 @@ class Kokoro:
         spoken = [self._speak(piece, style, speed) for piece in pieces(phonemes, self._ids)]
         return np.concatenate(spoken) if spoken else np.zeros(0, np.float32)
 
+    def warm_up(self) -> None:
+        """Speak once, so that the first request finds the memory that this takes."""
+        self.speak(_WARM_UP, next(iter(self._styles)))
+
     def _speak(self, ids: list[int], style: np.ndarray, speed: float) -> np.ndarray:
         inputs = {
             "tokens": np.array([[0, *ids, 0]], np.int64),
@@ -52,7 +61,8 @@ class Kokoro:
             "speed": np.array([speed], np.float32),
         }
         (samples,) = self._session.run(["audio"], inputs)
-        return without_silence(np.asarray(samples, np.float32).reshape(-1).clip(-1, 1))
+        after = _AFTER if ids[-1] in self._signs else _WITHIN
+        return without_silence(np.asarray(samples, np.float32).reshape(-1).clip(-1, 1), after)
 
 
 def pieces(phonemes: str, ids: Mapping[str, int]) -> Iterator[list[int]]:
@@ -71,13 +81,13 @@ def pieces(phonemes: str, ids: Mapping[str, int]) -> Iterator[list[int]]:
         yield piece
 
 
-def without_silence(samples: np.ndarray) -> np.ndarray:
-    """`samples` [n] with short silences at their ends; all of them where all are quiet."""
+def without_silence(samples: np.ndarray, after: float = _AFTER) -> np.ndarray:
+    """`samples` [n] with short silences at their ends, the last of `after` seconds; all of them where all are quiet."""
     (loud,) = np.nonzero(np.abs(samples) > _QUIET)
     if not len(loud):
         return samples
     begin = max(0, int(loud[0]) - int(_BEFORE * SAMPLE_RATE))
-    return samples[begin : int(loud[-1]) + int(_AFTER * SAMPLE_RATE)]
+    return samples[begin : int(loud[-1]) + int(after * SAMPLE_RATE)]
 
 
 def _style(file: Path) -> np.ndarray:

@@ -78,6 +78,13 @@ class Recogniser:
                 max_tokens -= piece.tokens
                 yield piece
 
+    @torch.inference_mode()
+    def warm_up(self) -> None:
+        """Hear a short silence, so that the first request finds what the libraries prepare at their first use."""
+        cache = TextCache(self._model.decoder, self._encode(np.zeros(3 * SAMPLE_RATE, np.float32)))
+        for count in (1, 3, 1):
+            self._step([self._start] * count, cache)
+
     def _hear_window(
         self, samples: np.ndarray, task: str, language: str | None, max_tokens: int
     ) -> Generator[Piece, None, None]:

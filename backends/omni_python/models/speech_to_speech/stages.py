@@ -48,9 +48,9 @@ def create_recogniser(
     nothing else. `window_seconds` and `silence_seconds`: see `Recogniser`."""
     torch_dtype, device = placement(gpu_id, dtype)
     torch.set_num_threads(threads or len(os.sched_getaffinity(0)))
-    return HearingScheduler(
-        Recogniser(Path(model_path) / RECOGNISER, torch_dtype, device, window_seconds, silence_seconds)
-    )
+    recogniser = Recogniser(Path(model_path) / RECOGNISER, torch_dtype, device, window_seconds, silence_seconds)
+    recogniser.warm_up()
+    return HearingScheduler(recogniser)
 
 
 def create_transcript() -> TranscriptScheduler:
@@ -58,7 +58,7 @@ def create_transcript() -> TranscriptScheduler:
     return TranscriptScheduler()
 
 
-def create_reader(model_path: str, first_clause: int = 25, longest: int = 200) -> ReaderScheduler:
+def create_reader(model_path: str, first_clause: int = 15, longest: int = 200) -> ReaderScheduler:
     """Words, Heard -> Sentence, Reading. `first_clause` and `longest`: see `SentenceSplitter`."""
     folder = Path(model_path) / DICTIONARY
     letters_to_sounds = LettersToSounds(folder / "letters_to_sounds.npz")
@@ -68,4 +68,6 @@ def create_reader(model_path: str, first_clause: int = 25, longest: int = 200) -
 
 def create_synthesis(model_path: str, threads: int = 0) -> SynthesisScheduler:
     """Sentence, Reading -> speech. 0 `threads` are as many as cores."""
-    return SynthesisScheduler(Kokoro(Path(model_path) / SYNTHESISER, threads))
+    kokoro = Kokoro(Path(model_path) / SYNTHESISER, threads)
+    kokoro.warm_up()
+    return SynthesisScheduler(kokoro)
