@@ -22,6 +22,9 @@ where the server does not end it."""
 
 LINGER = 2.0
 
+SHORT = {"max_tokens": 2, "timeout_ms": 6000, "talker": {"max_tokens": 2}}
+"""Of a request whose answer shows that there is service again; it should take no time of its own."""
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -113,7 +116,7 @@ class Probe:
     def _ask(self) -> None:
         client = OmniClient(self._url, "qwen3_omni")
         try:
-            answer = client.chat("Hello?", sampling={"max_tokens": 2, "timeout_ms": 6000})
+            answer = client.chat("Hello?", sampling=SHORT)
             if not self._served.is_set() and len(answer.audio):
                 self._seconds = time.monotonic() - self._since
                 self._served.set()

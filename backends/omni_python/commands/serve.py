@@ -127,6 +127,7 @@ def run(args: argparse.Namespace) -> int:
         drain_s=args.drain_seconds,
         max_deaths=args.max_deaths,
         silence_s=max((pipeline.limits.silence_s for pipeline in pipelines), default=Policy.silence_s),
+        reload_s=max((pipeline.limits.reload_s for pipeline in pipelines), default=Policy.reload_s),
     )
     bases = {pipeline.endpoints.resolved_base_path for pipeline in pipelines}
     if args.openai_port is None:

@@ -145,8 +145,10 @@ class LimitsConfig(ConfigModel):
     `max_in_flight` requests are worked on at once and `max_queued` more wait for their turn; others are refused.
     `deadline_s` seconds are for each request, waiting included; a client may ask for less. `grace_s`: for how long a
     request waits for stage processes that are not there; `silence_s`: after how many seconds without a heartbeat a
-    process counts as stuck and is killed (building CUDA graphs or a long garbage collection may keep one silent). A
-    process that dies more than `max_deaths` times within 5 minutes is not started again.
+    process counts as stuck and is killed (building CUDA graphs or a long garbage collection may keep one silent).
+    Where a process that died is not back after `reload_s` seconds, or five times those that it took to start before,
+    the server is stuck, and `omni serve` starts it again. A process that dies more than `max_deaths` times within 5
+    minutes is not started again.
     """
 
     max_in_flight: Annotated[StrictInt, Field(ge=1)] = 256
@@ -154,6 +156,7 @@ class LimitsConfig(ConfigModel):
     deadline_s: Annotated[float, Field(gt=0)] = 600.0
     grace_s: Annotated[float, Field(ge=0)] = 10.0
     silence_s: Annotated[float, Field(ge=3)] = 15.0
+    reload_s: Annotated[float, Field(gt=0)] = 60.0
     max_deaths: Annotated[StrictInt, Field(ge=0)] = 5
 
     @classmethod

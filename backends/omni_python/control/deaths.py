@@ -1,4 +1,7 @@
-"""Notices at once when a process of this host dies, through pidfds: no polling of pids, no confusion by reused ones."""
+"""Notices at once when a process of this host dies, and soon when one is stopped.
+
+Deaths are told by pidfds: no polling of pids, no confusion by reused ones.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +11,20 @@ import signal
 import threading
 from contextlib import suppress
 
+from omni_python.control.stops import StopWatch
+
 
 class DeathWatch:
-    """Watches processes by a key (their epoch). One thread waits; any thread may watch, forget or close."""
+    """Watches processes by a key (their epoch). One thread waits, and asks for the stopped ones; any thread may watch,
+    forget or close."""
 
     def __init__(self) -> None:
         self._poll = select.poll()
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._poll.register(self._wake, select.POLLIN)
         self._keys: dict[int, int] = {}  # pidfd -> key
+        self._pids: dict[int, int] = {}  # pidfd -> pid
+        self._stops = StopWatch()
         self._gone: list[int] = []
         self._lock = threading.Lock()
         self.closed = False
@@ -31,6 +39,7 @@ class DeathWatch:
         else:
             with self._lock:
                 self._keys[pidfd] = key
+                self._pids[pidfd] = pid
                 self._poll.register(pidfd, select.POLLIN)
         self.wake()
 
@@ -44,7 +53,14 @@ class DeathWatch:
         with self._lock:
             for pidfd, watched in self._keys.items():
                 if watched == key:
-                    signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+                    with suppress(ProcessLookupError):
+                        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+
+    def stopped(self, now: float) -> list[int]:
+        """The keys of those that are stopped by a signal (see `StopWatch`); `now` is of the monotonic clock."""
+        with self._lock:
+            keys = {self._pids[pidfd]: key for pidfd, key in self._keys.items()}
+        return [keys[pid] for pid in self._stops.look(keys, now)]
 
     def wait(self, timeout: float) -> list[int]:
         """The keys of those that died; empty after `timeout` seconds, at `close`, and sometimes early."""
@@ -84,5 +100,5 @@ class DeathWatch:
 
     def _drop(self, pidfd: int) -> None:
         self._poll.unregister(pidfd)
-        del self._keys[pidfd]
+        del self._keys[pidfd], self._pids[pidfd]
         os.close(pidfd)

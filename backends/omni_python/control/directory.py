@@ -14,6 +14,7 @@ from pathlib import Path
 
 import zmq
 
+from omni_python.control.proc_stat import process_stat
 from omni_python.proto.errors import OmniError
 
 _PREFIX = "omni-"
@@ -81,9 +82,6 @@ def socket_address(directory: Path, name: str) -> str:
 
 
 def _start_time(pid: int) -> str:
-    """The process's start time in clock ticks since boot (field 22 of /proc/pid/stat), "" if there is none."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return ""
-    return text.rpartition(")")[2].split()[19]
+    """The process's start time in clock ticks since boot, "" if there is none."""
+    found = process_stat(pid)
+    return "" if found is None else str(found.start_ticks)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
 from omni_python.config.topology import resolve_topology
+from omni_python.control.restart_wishes import wish_restart
 from omni_python.glue.context import ModelContext
 from omni_python.glue.recovery import ModelReloader
 from omni_python.glue.response import send_error
@@ -29,7 +31,8 @@ class KeeperModel:
         self._reloader = ModelReloader(
             resolve_topology(config),
             lambda process, replica, why: self._keeper.give_up(process, replica, why),
-            config.limits.max_deaths,
+            functools.partial(wish_restart, context.directory, config.resolved_name),
+            config.limits,
         )
         self._keeper = Keeper(config.resolved_name, context.directory, place, self._reloader.recover)
         self._reloader.start()

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from omni_python.config.topology import resolve_topology
+from omni_python.control.restart_wishes import wish_restart
 from omni_python.glue.context import ModelContext
 from omni_python.glue.metrics import MetricsWriter
 from omni_python.glue.pipeline_samples import held_by_pipeline, totals_of_pipeline
@@ -42,7 +43,8 @@ class Orchestrator:
         self._reloader = ModelReloader(
             resolve_topology(context.config),
             lambda process, replica, why: self._coordinator.give_up(process, replica, why),
-            context.config.limits.max_deaths,
+            functools.partial(wish_restart, context.directory, spec.name),
+            context.config.limits,
         )
         self._coordinator = Coordinator(
             spec,

@@ -4,6 +4,9 @@ That would end the other replicas of a process too, and what they work on. They 
 loaded first without the dead one, then with it. Triton (24.10 seen) ends and starts in place the instances that are new
 or gone in a model's configuration, and leaves the others alone, as long as nothing but the instances changed: neither
 the model's folder nor another setting.
+
+A process that is killed at the wrong moment can leave a lock in Triton's shared memory behind, and what waits for it
+never ends. So a reload that takes far too long is taken for stuck, and only another server helps then.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from omni_python.config.declaration import LimitsConfig
 from omni_python.config.topology import Topology
 from omni_python.control.back_off import WINDOW, BackOff
 from omni_python.glue.repository import is_loaded, load_model, unload_model
@@ -25,6 +29,9 @@ FIRST_DELAY = 0.05
 UNLOAD_TIMEOUT = 60.0
 """Seconds for Triton to let go of the dead model; unloading is asynchronous."""
 
+START_FACTOR = 5.0
+"""A reload may take that many times as long as the process took to start before."""
+
 Replica = tuple[str, int]
 """A process and the number of the replica; 0 for the only one."""
 
@@ -32,31 +39,52 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class _Failed:
-    """A replica's model could not be loaded, for this reason."""
+class _Died:
+    """`start_s`: the seconds that the replica took to start."""
 
     replica: Replica
-    why: str
+    start_s: float
+
+
+@dataclass(frozen=True)
+class _Loaded:
+    """The end of a reload; `error` is why the replica's model could not be loaded, "" where it was."""
+
+    replica: Replica
+    error: str = ""
 
 
 class ModelReloader:
     """Reloads the models of dead processes, each process's on a thread of its own, so that none waits for another's.
 
-    A process that dies more than `max_deaths` times within `WINDOW` seconds is not brought back; a model that cannot be
-    loaded counts as one that died again. `give_up(process, replica, why)` is told of those that are not brought back;
-    their models (or instances) are unloaded, so that they are not ready for Triton either.
+    A process that dies more than `limits.max_deaths` times within `WINDOW` seconds is not brought back; a model that
+    cannot be loaded counts as one that died again. `give_up(process, replica, why)` is told of those that are not
+    brought back; their models (or instances) are unloaded, so that they are not ready for Triton either.
+    `restart(why)` is called where no replica of a process is left and the reload of one does not end: the server has to
+    be started again.
     """
 
-    def __init__(self, topology: Topology, give_up: Callable[[str, int, str], None], max_deaths: int) -> None:
+    def __init__(
+        self,
+        topology: Topology,
+        give_up: Callable[[str, int, str], None],
+        restart: Callable[[str], None],
+        limits: LimitsConfig,
+    ) -> None:
         self._topology = topology
         self._groups = {group.name: group for group in topology.groups}
         self._instances = {group.name: set(range(group.replicas)) for group in topology.groups}
         self._loading = {group.name: threading.Lock() for group in topology.groups}
         self._give_up = give_up
-        self._news: queue.SimpleQueue[Replica | _Failed | None] = queue.SimpleQueue()
+        self._restart = restart
+        self._reload_s = limits.reload_s
+        self._news: queue.SimpleQueue[_Died | _Loaded | None] = queue.SimpleQueue()
         self._due: dict[Replica, float] = {}
+        self._late: dict[Replica, float] = {}  # when each reload that goes on counts as stuck
+        self._given_up: set[Replica] = set()
+        self._start_s = {group.name: 0.0 for group in topology.groups}
         self._deaths = {
-            (group.name, replica): BackOff(max_deaths, WINDOW, FIRST_DELAY)
+            (group.name, replica): BackOff(limits.max_deaths, WINDOW, FIRST_DELAY)
             for group in topology.groups
             for replica in range(group.replicas)
         }
@@ -68,29 +96,55 @@ class ModelReloader:
     def stop(self) -> None:
         self._news.put(None)
 
-    def recover(self, process: str, replica: int) -> None:
-        """A process died. Returns at once."""
-        self._news.put((process, replica))
+    def recover(self, process: str, replica: int, start_s: float) -> None:
+        """A process died that had taken `start_s` seconds to start. Returns at once."""
+        self._news.put(_Died((process, replica), start_s))
 
     def _run(self) -> None:
         while True:
             try:
                 news = self._news.get(timeout=self._time_to_next())
             except queue.Empty:
-                first = min(self._due, key=self._due.__getitem__)
-                del self._due[first]
-                threading.Thread(target=self._reload, args=first, name="omni-reload", daemon=True).start()
+                self._look_at_clock()
                 continue
             match news:
                 case None:
                     return
-                case _Failed():
-                    self._died(*news.replica, news.why)
-                case _:
-                    self._died(*news, "it died")
+                case _Died((process, replica), start_s):
+                    self._start_s[process] = start_s
+                    self._died(process, replica, "it died")
+                case _Loaded(loaded, error):
+                    self._late.pop(loaded, None)
+                    if error:
+                        self._died(*loaded, error)
 
     def _time_to_next(self) -> float | None:
-        return max(0.0, min(self._due.values()) - time.monotonic()) if self._due else None
+        times = [*self._due.values(), *self._late.values()]
+        return max(0.0, min(times) - time.monotonic()) if times else None
+
+    def _look_at_clock(self) -> None:
+        now = time.monotonic()
+        for replica in [replica for replica, due in self._due.items() if due <= now]:
+            del self._due[replica]
+            self._late[replica] = now + self._limit(replica[0])
+            threading.Thread(target=self._reload, args=replica, name="omni-reload", daemon=True).start()
+        for replica in [replica for replica, late in self._late.items() if late <= now]:
+            self._late[replica] = now + self._limit(replica[0])
+            self._tell_stuck(*replica)
+
+    def _limit(self, process: str) -> float:
+        """Seconds for a reload; others of the process's replicas may have their turns before."""
+        return max(self._reload_s, START_FACTOR * self._start_s[process] * self._groups[process].replicas)
+
+    def _tell_stuck(self, process: str, replica: int) -> None:
+        group = self._groups[process]
+        why = f"has not loaded {group.triton_model} again within {self._limit(process):.0f} s"
+        log.critical("Triton %s; it seems to be stuck (process %s)", why, group.replica_name(replica))
+        if all(self._is_gone((process, other)) for other in range(group.replicas)):
+            self._restart(why)
+
+    def _is_gone(self, replica: Replica) -> bool:
+        return replica in self._due or replica in self._late or replica in self._given_up
 
     def _died(self, process: str, replica: int, what: str) -> None:
         deaths = self._deaths[process, replica]
@@ -99,7 +153,11 @@ class ModelReloader:
             self._due[process, replica] = time.monotonic() + delay
             return
         why = f"{what} {deaths.count} times within {WINDOW:.0f} s and is not restarted again"
+        self._given_up.add((process, replica))
         self._give_up(process, replica, why)
+        threading.Thread(target=self._unload, args=(process, replica), name="omni-unload", daemon=True).start()
+
+    def _unload(self, process: str, replica: int) -> None:
         try:
             with self._loading[process]:
                 self._remove(process, replica)
@@ -117,8 +175,9 @@ class ModelReloader:
             log.error("model %s could not be loaded again: %s", model, error)
             reason = f"it died and its model {model} could not be loaded again ({error}; that needs tritonserver with "
             reason += "--model-control-mode=explicit --load-model=*), which happened"
-            self._news.put(_Failed((process, replica), reason))
+            self._news.put(_Loaded((process, replica), reason))
             return
+        self._news.put(_Loaded((process, replica)))
         log.warning("process %s is back after %.2f s", name, time.monotonic() - start)
 
     def _remove(self, process: str, replica: int) -> None:
@@ -130,7 +189,9 @@ class ModelReloader:
         start = time.monotonic()
         model = self._groups[process].triton_model
         unload_model(model)
-        while is_loaded(model) and time.monotonic() - start < UNLOAD_TIMEOUT:
+        while is_loaded(model):
+            if time.monotonic() - start > UNLOAD_TIMEOUT:  # to load it would change nothing
+                raise TimeoutError(f"it was not unloaded within {UNLOAD_TIMEOUT:.0f} s")
             time.sleep(0.01)
         self._instances[process] = set()
 

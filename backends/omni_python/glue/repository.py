@@ -55,6 +55,8 @@ def _ask(model: str, what: str, body: dict[str, object]) -> bool:
         connection.request("POST", f"/v2/repository/models/{model}/{what}", json.dumps(body))
         response = connection.getresponse()
         text = response.read().decode(errors="replace")
+    except TimeoutError:
+        raise RuntimeError(f"the server did not {what} it within {TIMEOUT:.0f} s") from None
     except OSError as error:
         log.warning(
             "no answer from the server's HTTP port (%s): the orchestrator stops while it loads %s", error, model

@@ -101,14 +101,15 @@ class _Request:
 
 
 class Coordinator:
-    """`recover(process, replica)` is called when a stage process died; it returns at once."""
+    """`recover(process, replica, start_s)` is called when a stage process died that had taken `start_s` seconds to
+    start; it returns at once."""
 
     def __init__(
         self,
         spec: PipelineSpec,
         directory: Path,
         relay: RelaySettings,
-        recover: Callable[[str, int], None] | None = None,
+        recover: Callable[[str, int, float], None] | None = None,
         limits: Limits | None = None,
         host: str | None = None,
         traces: TraceStore | None = None,
@@ -140,7 +141,7 @@ class Coordinator:
             self.limits.silence,
             self._on_lost,
             self._on_given_up,
-            recover or (lambda process, replica: None),
+            recover or (lambda process, replica, start_s: None),
         )
         self._registry = self._members.registry
         self._profiles = ProfileControl(spec, self._registry, self._endpoint)

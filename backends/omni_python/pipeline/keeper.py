@@ -17,10 +17,12 @@ from omni_python.control.directory import leave_directory, remove_leftovers
 from omni_python.control.liveness import PERIOD, LifeSign, remove_life_sign, write_life_sign
 from omni_python.control.network import Network
 from omni_python.control.sockets import Inbox, Outlet
+from omni_python.control.stops import PERIOD as LOOK_PERIOD
 from omni_python.pipeline.endpoint import socket_name
-from omni_python.pipeline.members import HELD_UP
+from omni_python.pipeline.members import HELD_UP, STOPPED
 from omni_python.pipeline.place import Place
 from omni_python.pipeline.stage_process import coordinator_address
+from omni_python.pipeline.start_times import StartTimes
 from omni_python.proto.errors import OmniError
 from omni_python.proto.messages import (
     BrokenMessage,
@@ -37,12 +39,15 @@ log = logging.getLogger(__name__)
 
 class Keeper:
     """Hears the processes of its host at the address where a coordinator would, brings back those that die, ends those
-    that are silent for long, and tells the coordinator, which otherwise would have to wait for their silence.
+    that are stopped or long silent, and tells the coordinator, which otherwise would have to wait for their silence.
 
-    `recover(process, replica)` is called for those that are to be started again; it returns at once.
+    `recover(process, replica, start_s)` is called for those that are to be started again, with the seconds that each
+    took to start; it returns at once.
     """
 
-    def __init__(self, pipeline: str, directory: Path, place: Place, recover: Callable[[str, int], None]) -> None:
+    def __init__(
+        self, pipeline: str, directory: Path, place: Place, recover: Callable[[str, int, float], None]
+    ) -> None:
         self.epoch = new_epoch()
         self._pipeline = pipeline
         self._directory = directory
@@ -54,6 +59,7 @@ class Keeper:
         self._inbox = Inbox(self._context, coordinator_address(directory, pipeline), self._on_message)
         self._deaths = DeathWatch()
         self._processes: dict[int, RegisterMessage] = {}  # by epoch
+        self._starts = StartTimes()
         self._heard: dict[int, float] = {}  # epoch -> when it last registered
         self._reasons: dict[int, str] = {}  # epoch -> why it ends
         self._leaving: set[int] = set()
@@ -88,6 +94,7 @@ class Keeper:
                 if message.epoch not in self._processes:
                     self._processes[message.epoch] = message
                     self._deaths.watch(message.epoch, message.pid)
+                    self._starts.started(message.process, message.replica, message.pid)
             case LeaveMessage():
                 self._leaving.add(message.epoch)
             case BrokenMessage():
@@ -103,17 +110,23 @@ class Keeper:
 
     def _watch(self) -> None:
         checked = time.monotonic()
+        next_sign = 0.0
         while not self._deaths.closed:
-            for epoch in self._deaths.wait(PERIOD):
+            for epoch in self._deaths.wait(LOOK_PERIOD):
                 self._lose(epoch)
             now = time.monotonic()
             if now - checked > HELD_UP:  # this process was: nobody could be heard meanwhile
                 self._heard = dict.fromkeys(list(self._heard), now)
             checked = now
-            self._end_silent(now)
-            self._show_life()
+            self._end_stuck(now)
+            if now >= next_sign or self._draining:
+                next_sign = now + PERIOD
+                self._show_life()
 
-    def _end_silent(self, now: float) -> None:
+    def _end_stuck(self, now: float) -> None:
+        for epoch in self._deaths.stopped(now):
+            self._reasons.setdefault(epoch, STOPPED)
+            self._deaths.kill(epoch)
         for epoch, heard in list(self._heard.items()):
             if now - heard > self._silence and epoch not in self._leaving:
                 self._reasons[epoch] = f"was silent for {now - heard:.0f} s and killed"
@@ -131,7 +144,7 @@ class Keeper:
         what = self._reasons.pop(epoch, "died")
         log.error("process %s (%s) %s", process.process, ", ".join(process.stages), what)
         self._tell(GoneMessage(self.epoch, process.process, process.replica, epoch, what))
-        self._recover(process.process, process.replica)
+        self._recover(process.process, process.replica, self._starts.seconds(process.process, process.replica))
 
     def _tell(self, message: GoneMessage) -> None:
         try:

@@ -10,6 +10,7 @@ from omni_python.control.deaths import DeathWatch
 from omni_python.pipeline.endpoint import Endpoint
 from omni_python.pipeline.registry import Registry
 from omni_python.pipeline.spec import PipelineSpec
+from omni_python.pipeline.start_times import StartTimes
 from omni_python.proto.errors import OmniError, Unavailable
 from omni_python.proto.messages import (
     AbortMessage,
@@ -28,16 +29,20 @@ KEEPER_PATIENCE = 0.5
 HELD_UP = 3.0
 """Seconds without a look at heartbeats (one is due each second at least) that cannot be held against the others."""
 
+STOPPED = "was stopped by a signal and killed"
+
 log = logging.getLogger(__name__)
 
 
 class Members:
-    """One that gives no sign of life for `silence` seconds is killed; one on another host is lost, until it says that
-    it has dropped what it had. There, a keeper tells of those that die and starts them again.
+    """One that gives no sign of life for `silence` seconds, or is stopped, is killed; one on another host is lost when
+    it is silent, until it says that it has dropped what it had. There, a keeper tells of those that die and starts them
+    again.
 
     `on_lost(peer, what)` is told of each process that is gone, and what became of it; `on_given_up()` that the answers
-    of `refusal` have changed; `recover(process, replica)` of those that are to be started again. Registrations and
-    farewells come on the thread that receives messages; `wait` and `check_heartbeats` are called on one other thread.
+    of `refusal` have changed; `recover(process, replica, start_s)` of those that are to be started again, and the
+    seconds that each took to start. Registrations and farewells come on the thread that receives messages; `wait` and
+    `check_heartbeats` are called on one other thread.
     """
 
     def __init__(
@@ -47,7 +52,7 @@ class Members:
         silence: float,
         on_lost: Callable[[Peer, str], None],
         on_given_up: Callable[[], None],
-        recover: Callable[[str, int], None],
+        recover: Callable[[str, int, float], None],
     ) -> None:
         self.registry = Registry(endpoint.epoch, spec.stages, spec.replicas)
         self._spec = spec
@@ -57,6 +62,7 @@ class Members:
         self._on_given_up = on_given_up
         self._recover = recover
         self._deaths = DeathWatch()
+        self._starts = StartTimes()
         self._heard: dict[int, float] = {}  # epoch -> when it last registered
         self._checked = time.monotonic()  # when heartbeats were last looked at
         self._leaving: dict[int, Peer] = {}  # epoch -> a process whose model is being unloaded
@@ -97,6 +103,7 @@ class Members:
             self._endpoint.connect(peer.epoch, peer.address, peer.site)
             if not self._endpoint.is_remote(peer.site):
                 self._deaths.watch(peer.epoch, peer.pid)
+                self._starts.started(peer.process, peer.replica, peer.pid)
             self._broadcast_view()
         elif self._endpoint.is_remote(message.site) or message.view != (self._endpoint.epoch, self.registry.version):
             self._tell(message.epoch, self._view())
@@ -147,7 +154,7 @@ class Members:
             peer = self.lose(epoch, "was unloaded" if unloaded else self._broken.pop(epoch, "died"))
             self._endpoint.remove_socket(epoch)
             if peer is not None and not unloaded:
-                self._recover(peer.process, peer.replica)
+                self._recover(peer.process, peer.replica, self._starts.seconds(peer.process, peer.replica))
 
     def lose(self, epoch: int, what: str) -> Peer | None:
         """A process is gone; None if it was already."""
@@ -158,8 +165,10 @@ class Members:
         return peer
 
     def check_heartbeats(self) -> None:
-        """A process that has not registered for long is stuck: it is killed, and then recovered like any dead one."""
+        """A process that has not registered for long, or is stopped, is killed, and recovered like any dead one."""
         now = time.monotonic()
+        for epoch in self._deaths.stopped(now):
+            self._kill(epoch, STOPPED)
         held_up, self._checked = now - self._checked, now
         if held_up > HELD_UP:  # this process was: nobody's heartbeats could be heard meanwhile
             self._heard = {epoch: heard + held_up for epoch, heard in self._heard.items()}
@@ -173,9 +182,12 @@ class Members:
                 if peer is not None and self._endpoint.is_remote(peer.site):
                     self._cut(epoch, f"has not been heard of for {now - heard:.0f} s")
                     continue
-                log.error("a stage process has been silent for %.0f s and is killed", now - heard)
                 self._heard.pop(epoch)
-                self._deaths.kill(epoch)
+                self._kill(epoch, f"was silent for {now - heard:.0f} s and killed")
+
+    def _kill(self, epoch: int, why: str) -> None:
+        self._broken.setdefault(epoch, why)
+        self._deaths.kill(epoch)
 
     def _cut(self, epoch: int, what: str) -> None:
         """A process of another host may live, but is lost for now."""

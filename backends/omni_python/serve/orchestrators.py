@@ -14,7 +14,10 @@ import zmq
 
 from omni_python.control.directory import find_server_directory
 from omni_python.control.liveness import LifeSign, Liveness, read_life_signs
+from omni_python.control.proc_stat import process_stat
+from omni_python.control.restart_wishes import restart_wishes
 from omni_python.control.sockets import Outlet
+from omni_python.control.stops import StopWatch
 from omni_python.pipeline.stage_process import coordinator_address
 from omni_python.proto.errors import OmniError
 from omni_python.proto.messages import DrainMessage
@@ -25,10 +28,18 @@ LINGER = 1.0
 """Seconds that a drain message may take to be delivered."""
 
 
+@dataclass(frozen=True)
+class Death:
+    """The process id of an orchestrator that is dead, and what became of it."""
+
+    pid: int
+    what: str
+
+
 @dataclass
 class Orchestrators:
     """Those of `server`, whose pipelines keep their sockets below one of `bases`. One without a sign of life for
-    `silence` seconds counts as stuck and is killed.
+    `silence` seconds counts as stuck and is killed, and so is one that is stopped by a signal.
 
     Triton itself neither notices nor restarts a stub that died: its model stays "ready" and its requests hang.
     """
@@ -37,6 +48,7 @@ class Orchestrators:
     bases: Iterable[Path]
     silence: float
     _fds: dict[int, int] = field(default_factory=dict)  # pid -> pidfd
+    _stops: StopWatch = field(default_factory=StopWatch)
 
     def pidfds(self) -> list[int]:
         """Descriptors that become readable when an orchestrator dies."""
@@ -55,18 +67,29 @@ class Orchestrators:
         """The newest sign of life by pipeline."""
         return {name: found.sign for name, (_, found) in self._found().items()}
 
-    def take_dead(self) -> dict[str, int]:
-        """The pipelines whose orchestrators are dead, with their process ids; those that are stuck are killed first."""
+    def take_dead(self) -> dict[str, Death]:
+        """The pipelines whose orchestrators are dead; those that are stuck are killed first."""
+        found = {pipeline: life for pipeline, (_, life) in self._found().items()}
+        stopped = self._stops.look([life.sign.pid for life in found.values()], time.monotonic())
         dead = {}
-        for pipeline, (_, found) in self._found().items():
-            if found.age > self.silence:
-                with suppress(OSError):
-                    os.kill(found.sign.pid, signal.SIGKILL)
-            if found.age > self.silence or not _is_running(found.sign.pid):
-                dead[pipeline] = found.sign.pid
-                if (descriptor := self._fds.pop(found.sign.pid, None)) is not None:
-                    os.close(descriptor)
+        for pipeline, life in found.items():
+            pid = life.sign.pid
+            if not _is_running(pid):
+                dead[pipeline] = Death(pid, "died")
+            elif pid in stopped:
+                dead[pipeline] = Death(pid, "was stopped by a signal and killed")
+            elif life.age > self.silence:
+                dead[pipeline] = Death(pid, f"was silent for {life.age:.0f} s and killed")
+        for death in dead.values():
+            if (descriptor := self._fds.pop(death.pid, None)) is not None:
+                with suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+                os.close(descriptor)
         return dead
+
+    def restart_wishes(self) -> list[str]:
+        """Why the server has to be started again, as its pipelines say."""
+        return [f"{why}, says {name}" for where in self._directories() for name, why in restart_wishes(where).items()]
 
     def reload(self, pipeline: str) -> None:
         """Unload and load the orchestrator's model. Raises `ServerFailed` where Triton refuses."""
@@ -99,18 +122,18 @@ class Orchestrators:
         )
 
     def _found(self) -> dict[str, tuple[Path, Liveness]]:
-        found = {}
-        for base in self.bases:
-            directory = find_server_directory(base, self.server.process.pid)
-            if directory is not None:
-                found.update({name: (directory, life) for name, life in read_life_signs(directory).items()})
-        return found
+        return {
+            name: (directory, life)
+            for directory in self._directories()
+            for name, life in read_life_signs(directory).items()
+        }
+
+    def _directories(self) -> list[Path]:
+        found = [find_server_directory(base, self.server.process.pid) for base in self.bases]
+        return [directory for directory in found if directory is not None]
 
 
 def _is_running(pid: int) -> bool:
     """Whether there is such a process and it is no zombie."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return False
-    return stat.rpartition(")")[2].split()[0] not in "ZX"
+    process = process_stat(pid)
+    return process is not None and process.is_running

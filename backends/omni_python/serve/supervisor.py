@@ -17,15 +17,17 @@ from pathlib import Path
 from types import FrameType
 
 from omni_python.control.back_off import WINDOW, BackOff
+from omni_python.control.stops import PERIOD as LOOK_PERIOD
 from omni_python.serve.environment import ServerSetupError
+from omni_python.serve.health import ServerHealth
 from omni_python.serve.leftovers import remove_leftover_regions
-from omni_python.serve.orchestrators import Orchestrators
+from omni_python.serve.orchestrators import Death, Orchestrators
 from omni_python.serve.triton_server import ServerFailed, ServerOptions, TritonServer
 
-PERIOD = 1.0
-"""Seconds between two looks at the server where nothing happens."""
-
 DRAIN_PERIOD = 0.1
+
+START_FACTOR = 5.0
+"""A start may take that many times as long as the first one."""
 
 
 class ExitStatus(enum.IntEnum):
@@ -41,7 +43,9 @@ class ExitStatus(enum.IntEnum):
 class Policy:
     """`drain_s` seconds for requests in flight to end.
 
-    A server, or an orchestrator, that gives no sign of life for `silence_s` seconds counts as stuck and is killed. More
+    A server, or an orchestrator, that gives no sign of life for `silence_s` seconds, or is stopped by a signal, is
+    killed. An orchestrator that is not loaded again within `reload_s` seconds, or a server not started again (unless
+    its first start took long, too: see `START_FACTOR`), is stuck in Triton, and the server is started once more. More
     than `max_deaths` deaths within `window_s` seconds are a crash loop; the first new start waits `first_delay_s`, one
     after a death soon after the last twice as long as that.
     """
@@ -51,6 +55,7 @@ class Policy:
     window_s: float = WINDOW
     first_delay_s: float = 0.1
     silence_s: float = 15.0
+    reload_s: float = 60.0
 
     def back_off(self) -> BackOff:
         return BackOff(self.max_deaths, self.window_s, self.first_delay_s)
@@ -78,7 +83,8 @@ class Supervisor:
         self._deaths = policy.back_off()
         self._orchestrator_deaths: dict[str, BackOff] = defaultdict(policy.back_off)
         self._wake = -1
-        self._reloading: set[str] = set()
+        self._reloading: dict[str, float] = {}  # pipeline -> when that began
+        self._start_s = 0.0  # that the first start took
         self._replaced: dict[str, int] = {}  # pipeline -> process id of the last orchestrator that has a successor
         self._gave_up = ""
 
@@ -134,29 +140,42 @@ class Supervisor:
     def _watch(self, server: TritonServer, orchestrators: Orchestrators) -> bool:
         """Until the server ends, a signal comes or an orchestrator is given up. Whether the server was ever ready."""
         ready = False
-        heard = time.monotonic()
+        start = time.monotonic()
+        self._reloading = {}
+        health = ServerHealth(server, orchestrators, self._policy.silence_s)
         server_fd = os.pidfd_open(server.process.pid)
         try:
             while not (self._stopping() or self._gave_up or server.has_exited()):
                 if not ready and server.is_ready():
                     ready = True
+                    health.begin()
+                    self._start_s = self._start_s or time.monotonic() - start
                     _say(f"ready: HTTP on {server.http_url}, gRPC on {server.grpc_url}")
-                if not ready or server.is_live():
-                    heard = time.monotonic()
-                elif time.monotonic() - heard > self._policy.silence_s:
-                    _say(f"tritonserver has been silent for {self._policy.silence_s:g} s and is killed")
+                if complaint := health.complaint() or self._overdue(None if ready else start):
+                    _say(f"tritonserver {complaint}, and is killed")
                     server.kill()  # with its stubs; Popen.kill might reap it, and then nothing would name its group
-                self._wait([server_fd, *orchestrators.pidfds()], PERIOD if ready else DRAIN_PERIOD)
-                if ready:  # before, Triton cannot load anything
-                    for pipeline, pid in orchestrators.take_dead().items():
-                        self._bring_back(pipeline, pid, orchestrators)
+                self._wait([server_fd, *orchestrators.pidfds()], LOOK_PERIOD if ready else DRAIN_PERIOD)
+                if ready and not complaint:  # before, Triton cannot load anything
+                    for pipeline, death in orchestrators.take_dead().items():
+                        self._bring_back(pipeline, death, orchestrators)
         finally:
+            health.close()
             os.close(server_fd)
         return ready
 
-    def _bring_back(self, pipeline: str, pid: int, orchestrators: Orchestrators) -> None:
+    def _overdue(self, start: float | None) -> str:
+        """What takes too long to be expected, as a complaint about the server; `start` is when one began that is not
+        ready."""
+        now = time.monotonic()
+        limit = max(self._policy.reload_s, START_FACTOR * self._start_s)
+        if start is not None and self._start_s and now - start > limit:
+            return f"was not ready within {limit:.0f} s"
+        late = [name for name, since in list(self._reloading.items()) if now - since > self._policy.reload_s]
+        return f"has not loaded {' and '.join(late)} again within {self._policy.reload_s:g} s" if late else ""
+
+    def _bring_back(self, pipeline: str, death: Death, orchestrators: Orchestrators) -> None:
         # What was read just before its successor was ready tells of the same death once more.
-        if pipeline in self._reloading or self._replaced.get(pipeline) == pid:
+        if pipeline in self._reloading or self._replaced.get(pipeline) == death.pid:
             return
         delay = self._orchestrator_deaths[pipeline].next_delay(time.monotonic())
         if delay is None:
@@ -164,13 +183,15 @@ class Supervisor:
             within = f"{count} times within {self._policy.window_s:g} s"
             self._gave_up = f"the orchestrator of {pipeline} died {within} and is not loaded again"
             return
-        _say(f"the orchestrator of {pipeline} died; loading it again")
-        self._reloading.add(pipeline)
+        _say(f"the orchestrator of {pipeline} {death.what}; loading it again")
+        self._reloading[pipeline] = time.monotonic() + delay
         # On a thread, since a load can take long and signals must be heeded meanwhile; it dies with the server.
-        arguments = (pipeline, pid, orchestrators, delay - self._policy.first_delay_s)
+        arguments = (pipeline, death.pid, orchestrators, delay - self._policy.first_delay_s, self._reloading)
         threading.Thread(target=self._reload, args=arguments, name="omni-reload", daemon=True).start()
 
-    def _reload(self, pipeline: str, pid: int, orchestrators: Orchestrators, delay: float) -> None:
+    def _reload(
+        self, pipeline: str, pid: int, orchestrators: Orchestrators, delay: float, reloading: dict[str, float]
+    ) -> None:
         time.sleep(delay)
         start = time.monotonic()
         try:
@@ -179,7 +200,7 @@ class Supervisor:
             _say(f"the orchestrator of {pipeline} is back after {time.monotonic() - start:.2f} s")
         except ServerFailed as error:
             _say(f"the orchestrator of {pipeline} was not loaded: {error}")
-        self._reloading.discard(pipeline)
+        reloading.pop(pipeline, None)
 
     def _drain(self, server: TritonServer, orchestrators: Orchestrators) -> int:
         """Stop admitting, let requests end, stop the server."""
