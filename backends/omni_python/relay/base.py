@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 import numpy as np
 
+from omni_python.proto.codec import address_of
 from omni_python.proto.errors import OmniError
 from omni_python.proto.refs import Ref
 from omni_python.relay.slots import Slot, Slots
@@ -161,7 +162,7 @@ class Relay(ABC, Generic[R]):
         Raises like `put`. It is the producer's until then; `release` it if nothing comes of it.
         """
         slot, memory = self._room(nbytes, request_id, timeout)
-        address = memory.ctypes.data if isinstance(memory, np.ndarray) else memory.data_ptr()
+        address = address_of(memory) if isinstance(memory, np.ndarray) else memory.data_ptr()
         return self._blocks.add(Allocation(memory[:nbytes], slot, address))
 
     def commit(self, allocation: Allocation, readers: Sequence[int]) -> RelayOperation[R]:

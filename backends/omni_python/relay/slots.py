@@ -121,7 +121,7 @@ class Slots:
         """Lend a slot to the processes with these epochs; each owes one credit for each time that it is named."""
         with self._lock:
             slot.committed = True
-            slot.readers = [epoch for epoch in readers if epoch not in self._gone]
+            slot.readers = [epoch for epoch in readers if epoch not in self._gone] if self._gone else list(readers)
             if not slot.readers:
                 self._end(slot)
 
@@ -256,4 +256,4 @@ class Slots:
             self._free.insert(index, (offset, length))
 
     def _rounded(self, nbytes: int) -> int:
-        return max(nbytes + -nbytes % self._grain, self._grain)
+        return -(-nbytes // self._grain) * self._grain or self._grain

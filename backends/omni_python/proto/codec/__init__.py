@@ -6,7 +6,16 @@ code, and every reference is checked against the buffer's bounds.
 """
 
 from omni_python.proto.codec.decode import PayloadDecoder
-from omni_python.proto.codec.encode import MAX_BODY, DevicePart, EncodedPayload
+from omni_python.proto.codec.encode import MAX_BODY, DevicePart, EncodedPayload, address_of
 from omni_python.proto.codec.headers import ALIGNMENT, MAX_TENSORS, CodecError
 
-__all__ = ["ALIGNMENT", "MAX_BODY", "MAX_TENSORS", "CodecError", "DevicePart", "EncodedPayload", "PayloadDecoder"]
+__all__ = [
+    "ALIGNMENT",
+    "MAX_BODY",
+    "MAX_TENSORS",
+    "CodecError",
+    "DevicePart",
+    "EncodedPayload",
+    "PayloadDecoder",
+    "address_of",
+]

@@ -92,8 +92,8 @@ class EncodedPayload:
         or there are none."""
         if not self._buffers:
             return 0
-        address = _address(self._buffers[0][1])
-        return address if all(_address(source) == address + offset for offset, source in self._buffers[1:]) else 0
+        address = address_of(self._buffers[0][1])
+        return address if all(address_of(source) == address + offset for offset, source in self._buffers[1:]) else 0
 
     def write_to(self, buffer: np.ndarray) -> None:
         """Copy the tensors into `buffer`, uint8 [at least nbytes]."""
@@ -180,7 +180,8 @@ _idle: list[_Lifter] = []
 """As many as there ever were payloads encoded at a time."""
 
 
-def _address(array: np.ndarray) -> int:
+def address_of(array: np.ndarray) -> int:
+    """Where a contiguous array lies that is not empty."""
     if array.flags.writeable:  # as what lies in a relay's memory is
         start = ctypes.c_char.from_buffer(array)  # type: ignore[arg-type]  # numpy 1 is not typed as a buffer
         return ctypes.addressof(start)  # a third of what numpy's own way costs
