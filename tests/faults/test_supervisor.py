@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import signal
 import socket
 import subprocess
@@ -15,6 +17,7 @@ import pytest
 
 from omni_python.client import Answer, OmniClient, OmniClientError
 from omni_python.config.compile import compile_pipeline
+from omni_python.config.declaration import LimitsConfig
 from omni_python.models.noop.config import NoopLinePipelineConfig
 from omni_python.serve.leftovers import remove_leftover_regions
 from tests.faults.serving import Serving
@@ -119,6 +122,37 @@ def test_a_killed_server_comes_back_on_the_same_ports_beside_another_one(reposit
         ask(two, nbytes=5)
         assert {process.pid for process in two.family()} == other
         assert len(one.directories()) == 1, "the killed server's directory is removed by its successor"
+
+
+def replacement_that_hangs(serving: Serving, victim: str, declaration: Path) -> int:
+    """Kill a model's process, and let its successor wait for ever for the end of its pipeline's declaration, which for
+    a while is a pipe. Returns the pipe's other end."""
+    kept = declaration.rename(declaration.with_suffix(".kept"))
+    os.mkfifo(declaration)
+    serving.stub(victim).kill()
+    end = time.monotonic() + 60
+    while True:
+        try:
+            writer = os.open(declaration, os.O_WRONLY | os.O_NONBLOCK)  # refused as long as nobody reads
+            break
+        except OSError:
+            assert time.monotonic() < end, serving.said()[-3000:]
+            time.sleep(0.1)
+    kept.rename(declaration)
+    return writer
+
+
+def test_a_load_that_never_ends_is_ended_with_its_server(repository: Path, tmp_path: Path) -> None:
+    compile_pipeline(NoopLinePipelineConfig(limits=LimitsConfig(reload_s=2.0)), repository)
+    declaration = repository / PIPELINE / "1" / "pipeline.yaml"
+    with Serving(repository, tmp_path / "log") as serving:
+        for starts, victim in ((2, f"{PIPELINE}_b"), (3, PIPELINE)):
+            pipe = replacement_that_hangs(serving, victim, declaration)
+            serving.wait_said("omni serve: ready", 100, count=starts)
+            os.close(pipe)
+            wait_served(serving)
+            said = rf"tritonserver has not loaded {victim} again within \d+ s.*, and is killed"
+            assert re.search(said, serving.said())
 
 
 def test_a_killed_supervisor_takes_its_server_along_and_another_follows(repository: Path, tmp_path: Path) -> None:
