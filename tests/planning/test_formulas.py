@@ -12,8 +12,8 @@ from scipy import stats
 
 from omni_python.planning.costs import Costs, Device, StageCost
 from omni_python.planning.queues import Saturated, Station, erlang_c, loop_station, queue_station
-from omni_python.planning.sharing import stretch
-from omni_python.planning.spread import Spread
+from omni_python.planning.sharing import Beside, Stretch, stretch
+from omni_python.planning.spread import Mixture, Spread
 from tests.planning.simulation import simulate
 
 
@@ -40,7 +40,7 @@ def test_batches_of_one_are_pollaczek_and_khinchine() -> None:
 
 def test_a_loop_whose_steps_do_not_depend_on_their_number_never_waits_for_others() -> None:
     """M/G/infinity: the number there is Poisson, and a step takes what it takes."""
-    station = loop_station(20.0, 0.0, 0.01, 0.0, 51, 1000, 1, 0.0, 0.0)
+    station = loop_station(20.0, 0.0, 0.01, 0.0, 51, 1000, 1, 0.0, Stretch())
     assert station.step.mean == pytest.approx(0.01)
     assert station.utilisation == pytest.approx(1 - math.exp(-20.0 * 50 * 0.01), rel=1e-6)
 
@@ -48,7 +48,7 @@ def test_a_loop_whose_steps_do_not_depend_on_their_number_never_waits_for_others
 def test_a_loop_that_computes_one_by_one_is_processor_sharing() -> None:
     """M/G/1 with processor sharing: the mean stay is the work by 1 - load."""
     rate, work = 8.0, 0.1
-    station = loop_station(rate, 0.0, 0.0, work / 50, 51, 10_000, 1, 0.0, 0.0)
+    station = loop_station(rate, 0.0, 0.0, work / 50, 51, 10_000, 1, 0.0, Stretch())
     assert 50 * station.step.mean == pytest.approx(work / (1 - rate * work), rel=1e-6)
 
 
@@ -56,23 +56,39 @@ def test_quantiles_are_those_of_a_gamma_distribution() -> None:
     for shape in (0.7, 1.0, 3.0, 20.0):
         time = Spread.gamma(2.0, 4.0 / shape)
         for percentile in (50, 95, 99):
-            assert time.quantile(percentile) == pytest.approx(
+            assert Mixture(((1.0, time),)).quantile(percentile) == pytest.approx(
                 stats.gamma(shape, scale=2 / shape).ppf(percentile / 100), rel=0.03
             )
 
 
-def test_a_time_that_some_need() -> None:
-    values = np.random.default_rng(1).gamma(3.0, 2.0, 400_000) * (np.random.default_rng(2).random(400_000) < 0.3)
-    mixed = Spread.gamma(6.0, 12.0).by_some(0.3)
-    assert mixed.mean == pytest.approx(values.mean(), rel=0.02)
-    assert mixed.variance == pytest.approx(values.var(), rel=0.02)
-    assert mixed.third == pytest.approx(((values - values.mean()) ** 3).mean(), rel=0.05)
+@pytest.mark.parametrize("share", [0.1, 0.3, 0.9])
+def test_a_time_that_some_need(share: float) -> None:
+    """Two humps, which have no shape in common with a gamma distribution."""
+    random = np.random.default_rng(int(share * 10))
+    values = random.gamma(4.0, 1.0, 200_000) + random.gamma(3.0, 4.0, 200_000) * (random.random(200_000) < share)
+    mixed = Mixture().plus(Spread.gamma(4.0, 4.0)).plus_by_some(share, Spread.gamma(12.0, 48.0))
+    moments = mixed.moments()
+    assert mixed.mean == moments.mean == pytest.approx(values.mean(), rel=0.02)
+    assert moments.variance == pytest.approx(values.var(), rel=0.02)
+    assert moments.third == pytest.approx(((values - values.mean()) ** 3).mean(), rel=0.05)
+    for percentile in (50, 90, 95, 99):
+        assert mixed.quantile(percentile) == pytest.approx(np.percentile(values, percentile), rel=0.02)
+
+
+def test_many_who_may_need_it_or_not_are_taken_together() -> None:
+    """What is too many kinds to look at each keeps its moments."""
+    each, together = Mixture(), Spread(0.0)
+    for _ in range(8):
+        each = each.plus_by_some(0.5, Spread(1.0))
+        together = Spread(together.mean + 0.5, together.variance + 0.25)
+    assert len(each.parts) < 2**8
+    assert each.moments() == pytest.approx(together)
 
 
 def test_steps_that_share_cores() -> None:
-    assert stretch(2, [1.0]).steady == 1.0
-    assert stretch(1, [1.0, 1.0]).steady == pytest.approx(3.0)
-    half = stretch(1, [0.5])
+    assert stretch(2, [Beside(1.0)]).steady == 1.0
+    assert stretch(1, [Beside(1.0)] * 2).steady == pytest.approx(3.0)
+    half = stretch(1, [Beside(0.5)])
     assert half.steady == pytest.approx(4 / 3) and half.single == pytest.approx(1.5)
     assert half.variance == pytest.approx(0.25)
 
@@ -81,7 +97,7 @@ def test_what_cannot_be_computed_is_said() -> None:
     with pytest.raises(Saturated):
         queue_station(11.0, 0.1, 0.0, 1, 1, 0.0)
     with pytest.raises(Saturated):
-        loop_station(11.0, 0.05, 0.005, 0.0005, 11, 1, 1, 0.0, 0.0)
+        loop_station(11.0, 0.05, 0.005, 0.0005, 11, 1, 1, 0.0, Stretch())
     assert queue_station(11.0, 0.1, 0.0, 2, 1, 0.0).utilisation < 1
 
 
@@ -124,7 +140,7 @@ def test_a_loop_against_its_simulation(seed: int) -> None:
     rate = (0.3, 0.5, 0.7)[seed] / stage.least_work
     seen = simulate(one_stage(stage), rate, {"host": 1}, requests=1500, seed=seed)
     station = loop_station(
-        rate, stage.first, stage.fixed, stage.per_row, stage.steps, stage.max_batch, 1, stage.steps_cv, 0.0
+        rate, stage.first, stage.fixed, stage.per_row, stage.steps, stage.max_batch, 1, stage.steps_cv, Stretch()
     )
     stay = station.wait.mean + station.first.mean + (stage.steps - 1) * station.step.mean
     assert stay == pytest.approx(seen.whole.mean(), rel=0.1)
@@ -139,4 +155,4 @@ def one_stage(stage: StageCost) -> Costs:
 def check(station: Station, seen: np.ndarray, rel: float) -> None:
     time = station.wait.plus(station.first)
     assert time.mean == pytest.approx(seen.mean(), rel=rel)
-    assert time.quantile(95) == pytest.approx(np.percentile(seen, 95), rel=2 * rel)
+    assert Mixture(((1.0, time),)).quantile(95) == pytest.approx(np.percentile(seen, 95), rel=2 * rel)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from omni_python.planning.capacity import at_once, other_work
 from omni_python.planning.costs import Costs, StageCost
 from omni_python.planning.queues import Saturated, Station, loop_station, queue_station, ticked_station
-from omni_python.planning.sharing import Stretch, stretch
+from omni_python.planning.sharing import Beside, Stretch, stretch
 from omni_python.planning.ways import Way, overlap, ways
 
 _ROUNDS = 200
@@ -53,13 +53,15 @@ def settle(costs: Costs, rate: float, copies: Mapping[str, int], slopes: Mapping
     """The fixed point alone. `slopes` are the seconds by which a loop's step is longer with one request more, where
     that is more than its own cost. Raises `Saturated`."""
     slower = dict.fromkeys(costs.stages, Stretch())
+    others: dict[str, list[Beside]] = {}
     for _ in range(_ROUNDS):
         stations = _stations(costs, rate, copies, slower, slopes or {})
         found = Balance(stations, slower, ways(costs, stations, slower))
         before, slower = slower, {}
         for name, stage in costs.stages.items():
-            now = stretch(costs.devices[stage.device].cores, _beside(costs, name, found, rate / copies[stage.device]))
-            slower[name] = Stretch(*((old + new) / 2 for old, new in zip(before[name], now, strict=True)))
+            now = _beside(costs, name, found, rate, copies)
+            others[name] = _between(others.get(name, now), now)
+            slower[name] = stretch(costs.devices[stage.device].cores, others[name])
         if all(abs(slower[name].steady - before[name].steady) < _CLOSE * before[name].steady for name in slower):
             break
     return found
@@ -73,11 +75,15 @@ def _stations(
         servers, reached, longer = copies[stage.device] * stage.workers, rate * stage.share, factor(stage, slower[name])
         fixed, per_row, largest = stage.fixed * longer, stage.per_row * longer, stage.max_batch
         if stage.kind == "loop":
-            first, steps, luck = stage.first * longer, stage.steps, slower[name].luck
-            station = loop_station(reached, first, fixed, per_row, steps, largest, servers, stage.steps_cv, luck)
+            first, steps = stage.first * longer, stage.steps
+            station = loop_station(
+                reached, first, fixed, per_row, steps, largest, servers, stage.steps_cv, slower[name]
+            )
             if name in slopes:
                 fixed, per_row = _tilted(fixed, per_row, station.batch, slopes[name] * (1 - reached / servers * first))
-                tilted = loop_station(reached, first, fixed, per_row, steps, largest, servers, stage.steps_cv, luck)
+                tilted = loop_station(
+                    reached, first, fixed, per_row, steps, largest, servers, stage.steps_cv, slower[name]
+                )
                 station = replace(station, step=station.step._replace(variance=tilted.step.variance))
             stations[name] = station
         elif stage.streams_from is not None:
@@ -95,19 +101,35 @@ def _tilted(fixed: float, per_row: float, batch: float, slope: float) -> tuple[f
     return step - slope * batch, slope
 
 
-def _beside(costs: Costs, name: str, found: Balance, rate: float) -> list[float]:
-    """The shares of the time in which others compute on a copy of the stage's device, which gets `rate` requests: those
-    of the same request, too, where a stream joins the two stages."""
+def _between(old: list[Beside], new: list[Beside]) -> list[Beside]:
+    return [
+        Beside((before.share + now.share) / 2, (before.lasting + now.lasting) / 2)
+        for before, now in zip(old, new, strict=True)
+    ]
+
+
+def _lasting(stage: StageCost, found: Station, rate: float) -> float:
+    """Seconds, of whether a stage of which one copy gets `rate` requests computes: its utilisation by the rate at which
+    it begins to, which is the relaxation of a renewal process that is now on, now off. A queue begins with each batch,
+    a loop with a request."""
+    return found.step.mean if stage.kind == "queue" else found.utilisation / (rate * stage.share)
+
+
+def _beside(costs: Costs, name: str, found: Balance, rate: float, copies: Mapping[str, int]) -> list[Beside]:
+    """Who else computes on a copy of the stage's device: for the same request, too, where a stream joins two stages."""
     stage = costs.stages[name]
-    others = at_once(stage, found.stations[name].utilisation)[1:] + other_work(costs.devices[stage.device], rate)
+    one = rate / copies[stage.device]
+    others = at_once(stage, found.stations[name].utilisation, found.stations[name].step.mean)[1:]
+    others += other_work(costs.devices[stage.device], one)
     for other, beside in costs.on(stage.device):
         if other == name:
             continue
-        use = found.stations[other].utilisation
+        station = found.stations[other]
+        use = station.utilisation
         if other in costs.streams_to(name) or name in costs.streams_to(other):
             theirs = found.ways[other]
             stay, work = theirs.end.mean - theirs.ready.mean, beside.steps * found.stations[other].step.mean
             own = overlap(found.ways[name], theirs) * min(1.0, work / stay if stay > 0 else 0.0)
             use = 1 - (1 - use) * (1 - own)
-        others += at_once(beside, use)
+        others += at_once(beside, use, _lasting(beside, station, one))
     return others

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from omni_python.planning.costs import Costs, Device, StageCost
-from omni_python.planning.sharing import stretch
+from omni_python.planning.sharing import Beside, stretch
 
 _HALVINGS = 24
 _ROUNDS = 200
@@ -36,16 +36,16 @@ def saturation(limits: Mapping[str, Limit], copies: Mapping[str, int]) -> tuple[
     return limits[device].rate * copies[device], device
 
 
-def at_once(stage: StageCost, use: float) -> list[float]:
-    """The shares of the time in which each of a stage's workers computes."""
-    return [use] * stage.workers
+def at_once(stage: StageCost, use: float, lasting: float = 0.0) -> list[Beside]:
+    """Each of a stage's workers, which compute for the share `use` of the time."""
+    return [Beside(use, lasting)] * stage.workers
 
 
-def other_work(device: Device, rate: float) -> list[float]:
-    """The same of the work on a device that is no stage's: as if done by as many as it keeps busy."""
-    rest = rate * device.other_ms / 1e3
-    pieces = int(rest) + 1
-    return [rest / pieces] * pieces
+def other_work(device: Device, rate: float) -> list[Beside]:
+    """The work on a device that is no stage's: as if done by as many as it keeps busy."""
+    each = device.other_ms / 1e3
+    pieces = int(rate * each) + 1
+    return [Beside(rate * each / pieces, each)] * pieces
 
 
 def _limit(costs: Costs, name: str) -> Limit:

@@ -15,7 +15,8 @@ from omni_python.planning.balance import Balance, balance, factor, settle
 from omni_python.planning.capacity import device_limits, saturation
 from omni_python.planning.costs import Costs, StageCost
 from omni_python.planning.queues import Saturated
-from omni_python.planning.spread import Spread
+from omni_python.planning.spread import Mixture
+from omni_python.planning.ways import latest
 
 SHAKY = 0.9
 """The share of the saturation beyond which small errors of the costs make large ones of the waits."""
@@ -194,16 +195,19 @@ def _figures(costs: Costs, found: Balance, copies: Mapping[str, int], name: str)
     )
 
 
-def _last(costs: Costs, found: Balance) -> Spread:
-    return max(found.ways[name].end for name in costs.stages)
+def _last(costs: Costs, found: Balance) -> Mixture:
+    return latest(found.ways[name].end for name in costs.stages)
 
 
-def _begun(costs: Costs, found: Balance, output: str) -> Spread | None:
+def _begun(costs: Costs, found: Balance, output: str) -> Mixture | None:
     """When the first stage with an output has the first of it."""
-    return min((found.ways[name].first for name, stage in costs.stages.items() if stage.output == output), default=None)
+    times = [found.ways[name].first for name, stage in costs.stages.items() if stage.output == output]
+    return min(times, default=None, key=lambda time: time.mean)
 
 
-def _latency(time: Spread | None, quiet: Spread | None, measured_ms: float | None, percentile: float) -> Latency | None:
+def _latency(
+    time: Mixture | None, quiet: Mixture | None, measured_ms: float | None, percentile: float
+) -> Latency | None:
     """With what a lone request was measured to take beyond its stages' steps."""
     if time is None or quiet is None:
         return None

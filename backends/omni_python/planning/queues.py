@@ -11,6 +11,8 @@ from functools import lru_cache
 
 import numpy as np
 
+from omni_python.planning.iterations import poisson, to_begin
+from omni_python.planning.sharing import Stretch
 from omni_python.planning.spread import Spread
 from omni_python.proto.errors import InvalidArgument
 
@@ -114,7 +116,7 @@ def _batches(rate: float, fixed: float, per_row: float, largest: int, cv: float)
     mean = second = 0.0
     for part in done:
         waits = (1 - part) * time[:, None] + batches
-        weight = (share * time / cycle / _MOMENTS)[:, None] * _poisson(rate * part * time, states)
+        weight = (share * time / cycle / _MOMENTS)[:, None] * poisson(rate * part * time, states)
         mean += float((weight * waits).sum())
         second += float((weight * waits**2).sum())
     mean, second = mean * (1 + cv**2), second * (1 + cv**2) ** 2
@@ -127,7 +129,7 @@ def _batches(rate: float, fixed: float, per_row: float, largest: int, cv: float)
 
 def _stationary(rate: float, time: np.ndarray, behind: np.ndarray, states: int) -> np.ndarray:
     """The chain's distribution; what would lie beyond the last state lies in it."""
-    came = _poisson(rate * time, states)
+    came = poisson(rate * time, states)
     chain = np.zeros((states, states))
     for state in range(states):
         room = states - behind[state]
@@ -140,14 +142,6 @@ def _stationary(rate: float, time: np.ndarray, behind: np.ndarray, states: int) 
     return np.maximum(np.linalg.solve(system, right), 0.0)
 
 
-def _poisson(means: np.ndarray, count: int) -> np.ndarray:
-    """Probabilities of 0 up to `count`, one row for each mean."""
-    numbers = np.arange(count)
-    factorials = np.concatenate(([0.0], np.cumsum(np.log(np.arange(1, count)))))
-    result: np.ndarray = np.exp(numbers * np.log(means)[:, None] - means[:, None] - factorials)
-    return result
-
-
 @lru_cache(maxsize=4096)
 def loop_station(
     rate: float,
@@ -158,7 +152,7 @@ def loop_station(
     largest: int,
     servers: int,
     cv: float,
-    luck: float,
+    slower: Stretch,
 ) -> Station:
     """Continuous batching: each of `servers` keeps up to `largest` requests and computes all of them in every step,
     `fixed + running * per_row`, until each had `steps - 1`, after a first one of its own that takes `first`.
@@ -168,8 +162,8 @@ def loop_station(
     mean of the steps alone (Kelly 1979). First steps hold all others up, as work of higher priority does: by
     rate * first^2 / 2 / ((1 - load of first steps) (1 - load)) (Cobham 1954), where fixed times, which more requests
     do not make longer, are no load. Requests go to the replica with the fewest: they are spread evenly. Then Little's
-    law. `cv` is that of the steps; a step's time varies by `luck` (its variance by the square of its mean) for other
-    reasons. Raises `Saturated`.
+    law. `cv` is that of the steps. All times are as long as `slower`, the others on the device, makes them on average.
+    Raises `Saturated`.
     """
     one = rate / servers
     free = 1 - one * first
@@ -186,42 +180,25 @@ def loop_station(
     spread = float(chances @ (numbers - present) ** 2) / servers
     busy = float(chances @ np.minimum(numbers / servers, 1.0))
     all_busy = float(chances[servers:].sum())  # what an arrival finds, which goes to an idle one where there is one
+    batch = (present - waiting) / servers / busy
     stay = (present - waiting) / rate
     iteration = (stay - first) / later
     slow = (per_row / free) ** 2 * spread
     # An iteration is a step and the first ones of those who came in the last, a Poisson number.
-    jitter = iteration * one * first**2 / (1 - (one * first) ** 2) + luck * iteration**2
-    wait, begin = _to_begin(one, first, all_busy, iteration, (slow + jitter) / iteration**2)
+    jitter = iteration * one * first**2 / (1 - (one * first) ** 2) + slower.luck * iteration**2
+    wait, begin = to_begin(one, first, fixed + per_row * batch, all_busy, slower, slow / iteration**2)
     held_up = one * first**2 / 2 / (free * (1 - one * (first + later * per_row)))
     step = max(fixed + per_row, (stay + held_up - begin.mean) / later)
     slot = waiting / rate * (1 + cv**2) / 2
     return Station(
         busy,
-        (present - waiting) / servers / busy,
+        batch,
         wait.plus(Spread.gamma(slot, 2 * slot**2)),
         begin,
         Spread(step, slow),
         jitter,
         all_busy * iteration * free,
     )
-
-
-def _to_begin(rate: float, first: float, use: float, iteration: float, varied: float) -> tuple[Spread, Spread]:
-    """The wait for the end of the iteration that an arrival finds, and the first step together with those of all who
-    came in the same one. Long iterations are found the likelier; their times are taken for gamma distributed, with the
-    variance `varied` by the square of their mean `iteration`."""
-    c = varied
-    lengths = [
-        use * iteration * (1 + c),
-        use * iteration**2 * (1 + c) * (1 + 2 * c),
-        use * iteration**3 * (1 + c) * (1 + 2 * c) * (1 + 3 * c),
-    ]
-    wait = Spread.of_moments(*(length / (power + 2) for power, length in enumerate(lengths)))
-    found = Spread.of_moments(*lengths)
-    together = rate * found.mean
-    # Others' number grows with the iteration, as the wait does.
-    variance = first**2 * (together + rate**2 * found.variance) + first * rate * found.variance
-    return wait, Spread(first * (1 + together), variance, 2 * variance**2 / max(first * together, 1e-12))
 
 
 @lru_cache(maxsize=4096)
@@ -232,7 +209,7 @@ def ticked_station(rate: float, fixed: float, per_row: float, largest: int, serv
     """
     mean = rate / servers * tick
     numbers = np.arange(max(8, math.ceil(mean + 10 * math.sqrt(mean))))
-    chances = _poisson(np.array([mean]), len(numbers))[0]
+    chances = poisson(np.array([mean]), len(numbers))[0]
     whole, rest = numbers // largest, numbers % largest
     work = whole * (fixed + largest * per_row) + (rest > 0) * (fixed + rest * per_row)
     use = float(chances @ work) / tick

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import NamedTuple
+
+_RARE = 1e-6
 
 
 class Stretch(NamedTuple):
     """By which factor steps take longer: `steady` where one follows the other, for whom the mean of what they get
-    counts; `single` for those that come now and then, each with what it finds, and that factor's variance."""
+    counts; `single` for those that come now and then, each with what it finds, and that factor's variance. `levels` are
+    the factors that there are, with their shares of the time; one is there for some `lasting` seconds."""
 
     steady: float = 1.0
     single: float = 1.0
     variance: float = 0.0
+    levels: tuple[tuple[float, float], ...] = ((1.0, 1.0),)
+    lasting: float = 0.0
 
     @property
     def luck(self) -> float:
@@ -20,12 +25,20 @@ class Stretch(NamedTuple):
         return self.variance / self.single**2
 
 
-def stretch(cores: float, others: Iterable[float]) -> Stretch:
-    """Where each of `others` computes for that share of the time, independently. With n of them beside it, a step gets
-    min(1, cores / (n + 1)) of a core (processor sharing)."""
+class Beside(NamedTuple):
+    """Another who computes on the device, for that share of the time. Of whether it does now, exp(-t / lasting) is
+    known still t seconds later."""
+
+    share: float
+    lasting: float = 0.0
+
+
+def stretch(cores: float, others: Sequence[Beside]) -> Stretch:
+    """Where each of `others` computes independently. With n of them beside it, a step gets min(1, cores / (n + 1)) of a
+    core (processor sharing)."""
     chances = [1.0]
-    for share in others:
-        busy = min(1.0, share)
+    for other in others:
+        busy = min(1.0, other.share)
         chances = [
             (chances[n] * (1 - busy) if n < len(chances) else 0.0) + (chances[n - 1] * busy if n else 0.0)
             for n in range(len(chances) + 1)
@@ -34,4 +47,22 @@ def stretch(cores: float, others: Iterable[float]) -> Stretch:
     steady = 1 / sum(chance / factor for chance, factor in zip(chances, factors, strict=True))
     single = sum(chance * factor for chance, factor in zip(chances, factors, strict=True))
     square = sum(chance * factor**2 for chance, factor in zip(chances, factors, strict=True))
-    return Stretch(steady, single, max(0.0, square - single**2))
+    variance = max(0.0, square - single**2)
+    return Stretch(steady, single, variance, _levels(factors, chances), _lasting(others))
+
+
+def _levels(factors: list[float], chances: list[float]) -> tuple[tuple[float, float], ...]:
+    """Without those that hardly ever are; and of equal factors one."""
+    found: dict[float, float] = {}
+    for factor, chance in zip(factors, chances, strict=True):
+        if chance > _RARE:
+            found[factor] = found.get(factor, 0.0) + chance
+    whole = sum(found.values())
+    return tuple((factor, chance / whole) for factor, chance in found.items())
+
+
+def _lasting(others: Sequence[Beside]) -> float:
+    """The mean of theirs; each counts by the variance that it brings."""
+    weights = [min(1.0, other.share) * (1 - min(1.0, other.share)) for other in others]
+    times = sum(weight * other.lasting for weight, other in zip(weights, others, strict=True))
+    return times / sum(weights) if sum(weights) else 0.0

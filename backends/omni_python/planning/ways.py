@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from omni_python.planning.costs import Costs, StageCost
 from omni_python.planning.queues import Station
 from omni_python.planning.sharing import Stretch
-from omni_python.planning.spread import Spread
+from omni_python.planning.spread import Mixture, Spread
 
 _KEPT = 2 / 3
 """What is left of the variance of the requests at once in their mean over one stay: the autocovariance of M/D/infinity
@@ -19,31 +19,31 @@ falls linearly to 0 over a stay."""
 class Way:
     """When a request can begin in a stage, has its first output, and its last."""
 
-    ready: Spread
-    first: Spread
-    end: Spread
+    ready: Mixture
+    first: Mixture
+    end: Mixture
 
 
 def ways(costs: Costs, stations: Mapping[str, Station], slower: Mapping[str, Stretch]) -> dict[str, Way]:
     """Of what a stage waits for, that with the highest mean is taken to be always the last."""
     found: dict[str, Way] = {}
     for name, stage in costs.stages.items():
-        station, source = stations[name], stage.streams_from
+        station, source, share = stations[name], stage.streams_from, stage.share
         ready = latest(found[before].end for before in stage.after)
         if source is not None:
             ready = latest([ready, found[source].first.plus(stations[source].later(stage.needs - 1))])
-        once = station.wait.plus(_unlike(station.first, slower[name]))
-        first = ready.plus(once.by_some(stage.share))
-        end = first.plus(_rest(stage, station, once).by_some(stage.share))
+        once = station.wait.plus(station.first if stage.kind == "loop" else _unlike(station.first, slower[name]))
+        first = ready.plus_by_some(share, once)
+        end = ready.plus_by_some(share, once.plus(_rest(stage, station, once)))
         if source is not None:  # it cannot end before its source
-            last = (station.step if stage.kind == "loop" else once).by_some(stage.share)
-            end = latest([end if stage.kind == "loop" else first, found[source].end.plus(last)])
+            last = station.step if stage.kind == "loop" else once
+            end = latest([end if stage.kind == "loop" else first, found[source].end.plus_by_some(share, last)])
         found[name] = Way(ready, first, end)
     return found
 
 
-def latest(times: Iterable[Spread]) -> Spread:
-    return max(times, default=Spread(0.0))
+def latest(times: Iterable[Mixture]) -> Mixture:
+    return max(times, default=Mixture(), key=lambda time: time.mean)
 
 
 def overlap(mine: Way, theirs: Way) -> float:

@@ -1,0 +1,136 @@
+"""How long a request waits for its first step in a loop, and how long that takes: the chain of the loop's iterations.
+
+An iteration is a step of those who are in the loop, and the first steps of all who came during the iteration before: a
+long one makes the next one long, too. And it is longer while others compute on the device, which lasts for some time.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from omni_python.planning.sharing import Stretch
+from omni_python.planning.spread import Spread
+
+_MOST_STATES = 240
+
+
+class Begin(NamedTuple):
+    """The wait for the end of the iteration that an arrival finds, and from there to the end of its first step."""
+
+    wait: Spread
+    first: Spread
+
+
+def to_begin(rate: float, first: float, step: float, use: float, slower: Stretch, slow: float) -> Begin:
+    """Of those who come to a loop that iterates for the share `use` of the time. A `first` step and a `step` of the
+    others (seconds) are as long as others on the device make them on average; `slow` is the variance of `step` by the
+    square of its mean, where it stays for many iterations.
+
+    The chain's states are how many came in the iteration before, a Poisson number, and the level of `slower`; it goes
+    to another level after `slower.lasting` on average. An arrival finds an iteration the likelier the longer that is,
+    at any of its moments, and shares the next one with all others who came in the same.
+    """
+    levels = _levels(step / (1 - rate * first), slower)
+    factors = levels[:, 0]
+    news = np.arange(_news(rate, first, step, float(factors.max()), len(factors)))
+    lengths = (step + first * news)[:, None] * factors
+    moves = _moves(lengths, levels, slower.lasting)
+    found = _stationary(rate, lengths, moves) * lengths
+    found /= found.sum()
+    return _what_arrivals_find(rate, first, use, lengths, found, moves, factors, slow)
+
+
+def _news(rate: float, first: float, step: float, most: float, levels: int) -> int:
+    """So many may come in an iteration: ten standard deviations more than the mean."""
+    load = rate * first
+    mean = rate * step / (1 - load) * most
+    return min(_MOST_STATES // levels, math.ceil(mean + 10 * math.sqrt(mean / (1 - load**2)) + 12))
+
+
+def _levels(iteration: float, slower: Stretch) -> np.ndarray:
+    """Factors by the mean one, and how often an iteration begins with each.
+
+    A speed is the mean over an iteration of one that keeps its value for `lasting`, exponentially: that much less of
+    its variance is left. A level that makes iterations longer is begun with less often than it is there.
+    """
+    speeds = np.array([slower.steady / factor for factor, _ in slower.levels])
+    chances = np.array([chance for _, chance in slower.levels])
+    if len(speeds) == 1:
+        return np.ones((1, 2))
+    past = iteration / slower.lasting
+    kept = 2 * (past - 1 + math.exp(-past)) / past**2
+    factors = 1 / (1 + (speeds - 1) * math.sqrt(kept))
+    begun = chances * -np.expm1(-past * factors) / factors
+    return np.stack([factors, begun / begun.sum()], axis=1)
+
+
+def _moves(lengths: np.ndarray, levels: np.ndarray, lasting: float) -> np.ndarray:
+    """[new, level, next level]: the probabilities of the next iteration's level."""
+    count = len(levels)
+    if count == 1:
+        return np.ones((len(lengths), 1, 1))
+    stays = np.exp(-lengths / lasting)[:, :, None]
+    moves: np.ndarray = stays * np.eye(count) + (1 - stays) * levels[:, 1]
+    return moves
+
+
+def _stationary(rate: float, lengths: np.ndarray, moves: np.ndarray) -> np.ndarray:
+    """[new, level]: how many of the iterations are such."""
+    news, levels = lengths.shape
+    come = poisson(rate * lengths.ravel(), news).reshape(news, levels, news)
+    come[..., -1] += 1 - come.sum(-1)
+    chain = (come[:, :, :, None] * moves[:, :, None, :]).reshape(news * levels, news * levels)
+    system = chain.T - np.eye(news * levels)
+    system[-1] = 1.0
+    right = np.zeros(news * levels)
+    right[-1] = 1.0
+    return np.maximum(np.linalg.solve(system, right), 0.0).reshape(news, levels)
+
+
+def _what_arrivals_find(
+    rate: float,
+    first: float,
+    use: float,
+    lengths: np.ndarray,
+    found: np.ndarray,
+    moves: np.ndarray,
+    factors: np.ndarray,
+    slow: float,
+) -> Begin:
+    """Moments of U L and of U L + F (1 + N), where U is uniform in 0..1, N a Poisson number of mean rate L, and F a
+    first step at the next iteration's level."""
+    grown = 1 + slow, (1 + slow) * (1 + 2 * slow), (1 + slow) * (1 + 2 * slow) * (1 + 3 * slow)
+    one, two, three = (lengths ** (power + 1) * more for power, more in enumerate(grown))
+    waits = [one / 2, two / 3, three / 4]
+    # Of N, and of U L N and the like, given L.
+    crowd = [rate * one, rate * one + rate**2 * two, rate * one + 3 * rate**2 * two + rate**3 * three]
+    mixed = [rate * two / 2, rate * two / 2 + rate**2 * three / 2, rate * three / 3]  # U L N, U L N^2, (U L)^2 N
+    begin = [0.0, 0.0, 0.0]
+    alone = factors * first
+    for level, factor in enumerate(factors):
+        weight = use * found * moves[:, :, level]
+        last = factor * first
+        ones = last * (1 + crowd[0])
+        squares = last**2 * (1 + 2 * crowd[0] + crowd[1])
+        cubes = last**3 * (1 + 3 * crowd[0] + 3 * crowd[1] + crowd[2])
+        with_one, with_square = last * (waits[0] + mixed[0]), last**2 * (waits[0] + 2 * mixed[0] + mixed[1])
+        begin[0] += float((weight * (waits[0] + ones)).sum())
+        begin[1] += float((weight * (waits[1] + 2 * with_one + squares)).sum())
+        begin[2] += float((weight * (waits[2] + 3 * last * (waits[1] + mixed[2]) + 3 * with_square + cubes)).sum())
+    there = found.sum(0) * (1 - use)
+    for power in range(3):
+        begin[power] += float(there @ alone ** (power + 1))
+    wait = Spread.of_moments(*(use * float((found * moment).sum()) for moment in waits))
+    whole = Spread.of_moments(*begin)
+    return Begin(wait, Spread(*(all_of - part for all_of, part in zip(whole, wait, strict=True))))
+
+
+def poisson(means: np.ndarray, count: int) -> np.ndarray:
+    """Probabilities of 0 up to `count`, one row for each mean."""
+    numbers = np.arange(count)
+    factorials = np.concatenate(([0.0], np.cumsum(np.log(np.arange(1, count)))))
+    result: np.ndarray = np.exp(numbers * np.log(means)[:, None] - means[:, None] - factorials)
+    return result
