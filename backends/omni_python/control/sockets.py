@@ -67,8 +67,14 @@ class Inbox:
         with suppress(OSError):
             os.unlink(self.address.removeprefix("ipc://"))
 
+    def replace_thread(self) -> None:
+        """The thread is held up in `handle`: another one goes on, and that one ends when it comes back."""
+        self._thread = threading.Thread(target=self._run, name="omni-inbox", daemon=True)
+        self._thread.start()
+
     def _run(self) -> None:
-        while frame := self._socket.recv():
+        me = threading.current_thread()
+        while self._thread is me and (frame := self._socket.recv()):
             try:
                 message = decode_message(frame)
             except msgspec.MsgspecError as error:

@@ -81,7 +81,8 @@ class Orchestrator:
                 if not self._coordinator.check_room() and sender.is_cancelled():
                     raise Cancelled("the client had left before the request was read")
                 tensors = {name: tensor.as_numpy() for name, tensor in inputs.items()}
-                parsed = parse_request(tensors, msgspec.json.decode(request.parameters() or "{}"))
+                given = request.parameters()
+                parsed = parse_request(tensors, msgspec.json.decode(given) if given else None)
                 record = self._record_order(parsed) if parsed.record else None
                 sink = TritonSink(sender, parsed, self._recordings(record))
                 if parsed.request.stream:

@@ -35,6 +35,9 @@ MAX_RECORDED = 64
 """Stages of a request that are recorded."""
 _ADDRESSES = tuple(f"{scheme}://".encode() for scheme in SCHEMES)
 
+_MEDIA = frozenset(("audio", "audio_sample_rate", "audios", "images", "videos"))
+"""Inputs."""
+
 _OWN_PARAMETERS = ("stream", "exclude_input_in_output", "voice")  # HTTP clients may send these beside the inputs
 
 
@@ -97,9 +100,12 @@ def parse_request(tensors: Mapping[str, np.ndarray], parameters: Mapping[str, An
     parameters. Raises `InvalidArgument` or `Unsupported`, naming the input and what is valid.
     """
     inputs = _Inputs(tensors)
-    loose = {k: v for k, v in (parameters or {}).items() if not k.startswith(("triton_", "sequence_"))}
-    own = {name: loose.pop(name) for name in _OWN_PARAMETERS if name in loose}
-    sampling = {**loose, **inputs.json_object("sampling_parameters")}
+    sampling = inputs.json_object("sampling_parameters")
+    own: dict[str, Any] = {}
+    if parameters:
+        loose = {k: v for k, v in parameters.items() if not k.startswith(("triton_", "sequence_"))}
+        own = {name: loose.pop(name) for name in _OWN_PARAMETERS if name in loose}
+        sampling = {**loose, **sampling}
     timeout = _timeout(sampling.pop("timeout_ms", None))
     wish = _trace_wish(sampling)
     record = _stages(sampling.pop("record", None))
@@ -153,7 +159,7 @@ def _parameter(parameters: Mapping[str, Any], name: str, kind: type) -> Any:
 
 
 def _conversation(inputs: _Inputs) -> list[Message]:
-    media = _media(inputs)
+    media = _media(inputs) if inputs.have_media else []
     text, chat = inputs.string("text_input"), inputs.string("messages")
     if text and chat:
         raise InvalidArgument("give either text_input or messages, not both")
@@ -170,7 +176,7 @@ def _conversation(inputs: _Inputs) -> list[Message]:
         messages = [Message("user", [*media, *([TextPart(text)] if text else [])])]
     else:
         raise InvalidArgument("the prompt is empty: give text_input, messages, audio, audios, images or videos")
-    size = sum(len(part.text.encode()) for m in messages for part in m.content if isinstance(part, TextPart))
+    size = sum(len(part.text.encode()) for m in messages for part in m.content if type(part) is TextPart)
     if size > MAX_TEXT_BYTES:
         raise InvalidArgument(f"the prompt has {size} bytes of text; at most {MAX_TEXT_BYTES} are accepted")
     return messages
@@ -271,36 +277,38 @@ def _file(where: str, data: bytes) -> np.ndarray:
 class _Inputs:
     """Typed access to the tensors, with the checks that Triton leaves to the model."""
 
-    _DIMS = {spec.name: spec.dims for spec in INPUTS}
+    _SINGLE = frozenset(spec.name for spec in INPUTS if spec.dims == (1,))
 
     def __init__(self, tensors: Mapping[str, np.ndarray]) -> None:
         self._tensors = tensors
 
+    @property
+    def have_media(self) -> bool:
+        return not _MEDIA.isdisjoint(self._tensors)
+
     def get(self, name: str) -> np.ndarray | None:
         array = self._tensors.get(name)
-        if array is not None and (array.ndim != 1 or (self._DIMS[name] == (1,) and array.shape != (1,))):
-            raise InvalidArgument(f"{name}: shape must be {list(self._DIMS[name])}, not {list(array.shape)}")
+        if array is not None and (array.ndim != 1 or (len(array) != 1 and name in self._SINGLE)):
+            valid = [1 if name in self._SINGLE else -1]
+            raise InvalidArgument(f"{name}: shape must be {valid}, not {list(array.shape)}")
         return array
 
     def files(self, name: str) -> list[bytes]:
         array = self.get(name)
-        if array is None:
-            return []
-        return [bytes(item) if isinstance(item, bytes) else str(item).encode() for item in array]
+        return [] if array is None else [_bytes(item) for item in array]
 
     def strings(self, name: str) -> list[str]:
-        try:
-            return [data.decode() for data in self.files(name)]
-        except UnicodeDecodeError:
-            raise InvalidArgument(f"{name}: must be UTF-8 text") from None
+        array = self.get(name)
+        return [] if array is None else [_text(name, item) for item in array]
 
     def string(self, name: str) -> str:
-        """The text, "" where the input is missing."""
-        return self.strings(name)[0] if name in self._tensors else ""
+        """The text of an input that has one item, "" where it is missing."""
+        array = self.get(name)
+        return "" if array is None else _text(name, array.item())
 
     def flag(self, name: str, default: bool) -> bool:
         array = self.get(name)
-        return default if array is None else bool(array[0])
+        return default if array is None else bool(array.item())
 
     def json_object(self, name: str) -> dict[str, Any]:
         text = self.string(name)
@@ -308,3 +316,14 @@ class _Inputs:
             return _json_object.decode(text) if text else {}
         except msgspec.MsgspecError as error:
             raise InvalidArgument(f"{name}: must be a JSON object ({error})") from None
+
+
+def _bytes(item: object) -> bytes:
+    return bytes(item) if isinstance(item, bytes) else str(item).encode()
+
+
+def _text(name: str, item: object) -> str:
+    try:
+        return _bytes(item).decode()
+    except UnicodeDecodeError:
+        raise InvalidArgument(f"{name}: must be UTF-8 text") from None

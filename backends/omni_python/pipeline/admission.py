@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
 from omni_python.proto.errors import Unavailable
@@ -82,24 +82,26 @@ class Admission(Generic[T]):
         self._waiting[request_id] = request
         return False
 
-    def release(self, request_id: str, served: bool = False, late: bool = False) -> Iterator[T]:
+    def release(self, request_id: str, served: bool = False, late: bool = False) -> Sequence[T]:
         """A request is over, wherever it was: `served` in full, `late` for its deadline, or neither. Those that are to
         start in its place."""
-        self._pace.pass_to(self._clock(), busy=self._held() > 0)
+        self._pace.pass_to(self._clock(), busy=len(self._running) + len(self._waiting) > 0)
         if served or late:
             self._pace.count(late)
         self._running.discard(request_id)
-        self._waiting.pop(request_id, None)
+        return self._next(request_id) if self._waiting else ()
+
+    def _next(self, ended: str) -> list[T]:
+        self._waiting.pop(ended, None)
+        starting = []
         while self._waiting and not self.is_full:
             first = next(iter(self._waiting))
             self._running.add(first)
-            yield self._waiting.pop(first)
-
-    def _held(self) -> int:
-        return len(self._running) + len(self._waiting)
+            starting.append(self._waiting.pop(first))
+        return starting
 
     def _check_pace(self, seconds: float) -> None:
-        now, held = self._clock(), self._held()
+        now, held = self._clock(), len(self._running) + len(self._waiting)
         self._pace.pass_to(now, busy=held > 0)
         if not held or self._pace.is_stale() or not (now < self._strained_until or self._pace.is_late()):
             return

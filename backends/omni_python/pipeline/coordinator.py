@@ -10,12 +10,15 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
+from functools import partial
+from operator import attrgetter
 from pathlib import Path
+from typing import Any
 
 from omni_python.control.directory import leave_directory, remove_leftovers
 from omni_python.control.liveness import PERIOD, LifeSign, remove_life_sign, write_life_sign
 from omni_python.pipeline.admission import Admission
-from omni_python.pipeline.answers import AnswerThreads, ResponseSink
+from omni_python.pipeline.answers import AnswerThreads, LastPart, ResponseSink
 from omni_python.pipeline.endpoint import Endpoint
 from omni_python.pipeline.members import Members
 from omni_python.pipeline.place import Place
@@ -98,6 +101,7 @@ class _Request:
     error: OmniError | None = None  # what the failed terminals failed with
     timings: dict[str, StageTiming] = field(default_factory=dict)  # by stage, relative to the admission
     trace: RequestTrace | None = None
+    is_answered: bool = False  # in part, by other threads, behind which the rest has to wait
 
 
 class Coordinator:
@@ -153,6 +157,19 @@ class Coordinator:
         self._to_look_at: deque[_Request] = deque()
         self._lock = threading.Lock()
         self._numbers = itertools.count(1)
+        self._handlers: dict[type[ControlMessage], Callable[[Any], object]] = {
+            StreamMessage: self._on_stream,
+            CompleteMessage: self._on_complete,
+            TraceMessage: self.traces.add,
+            RegisterMessage: self._members.register,
+            LeaveMessage: lambda message: self._members.leave(message.epoch),
+            BrokenMessage: self._members.end,
+            BrokenLinkMessage: lambda message: self._members.link_broken(message.to),
+            GoneMessage: self._members.gone,
+            DrainMessage: lambda message: self.drain(message.end),
+            ProfileMessage: self._profiles.handle,
+            StopProfileMessage: self._profiles.handle,
+        }
         self._submissions = SubmitThreads(self.limits.submit_threads, self._submit_safely)
         self._answers = AnswerThreads(self.limits.sender_threads)
         self._watcher = threading.Thread(target=self._watch, name="omni-watch", daemon=True)
@@ -339,29 +356,11 @@ class Coordinator:
     # -- receiving thread
 
     def _on_message(self, message: ControlMessage) -> None:
-        match message:
-            case StreamMessage():
-                self._on_stream(message)
-            case CompleteMessage():
-                self._on_complete(message)
-            case TraceMessage():
-                self.traces.add(message)
-            case RegisterMessage():
-                self._members.register(message)
-            case LeaveMessage():
-                self._members.leave(message.epoch)
-            case BrokenMessage():
-                self._members.end(message)
-            case BrokenLinkMessage():
-                self._members.link_broken(message.to)
-            case GoneMessage():
-                self._members.gone(message)
-            case DrainMessage():
-                self.drain(message.end)
-            case ProfileMessage() | StopProfileMessage():
-                self._profiles.handle(message)
-            case _:
-                log.warning("the coordinator got a %s", type(message).__name__)
+        handle = self._handlers.get(type(message))
+        if handle is None:
+            log.warning("the coordinator got a %s", type(message).__name__)
+        else:
+            handle(message)
 
     def _on_stream(self, message: StreamMessage) -> None:
         request = self._requests.get(message.request_id)
@@ -369,6 +368,7 @@ class Coordinator:
         if request is not None and payload is not None:
             if request.trace is not None:
                 request.trace.work.arrived(message.source, stream=True)
+            request.is_answered = True
             self._answers.put_chunk(request.id, request.sink, payload)
 
     def _on_complete(self, message: CompleteMessage) -> None:
@@ -391,12 +391,28 @@ class Coordinator:
         for ago in message.timings:
             request.timings.setdefault(ago.stage, ago.shifted(since))
         request.completed.add(message.source)
-        self._answers.put(request.id, lambda: request.sink.result(message.source, payload))
+        if request.completed == request.terminals:
+            self._complete(request, message.source, payload)
+            return
+        request.is_answered = True
+        self._answers.put(request.id, partial(request.sink.result, message.source, payload))
         self._end_if_complete(request)
 
+    def _complete(self, request: _Request, stage: str, payload: Payload) -> None:
+        """The last of a request's results is there. Where it is all that there is to send, and little, it is sent on
+        this thread; unless that has to wait for the rest of a trace, which this thread receives."""
+        if not self._release(request, RequestState.COMPLETED):
+            return
+        timings = sorted(request.timings.values(), key=_start)
+        answer = LastPart(request.sink, stage, payload, timings)
+        is_whole = not request.is_answered and request.trace is None and answer.is_small
+        if not (is_whole and self._endpoint.direct.take(answer)):
+            self._answers.put(request.id, answer)
+        self._members.dismiss()
+
     def _end_if_complete(self, request: _Request) -> None:
-        if request.completed | request.failed == request.terminals:
-            self._end(request, RequestState.FAILED if request.failed else RequestState.COMPLETED, request.error)
+        if request.error is not None and request.completed | request.failed == request.terminals:
+            self._end(request, RequestState.FAILED, request.error)
 
     def _fail_part(self, request: _Request, stages: Collection[str], error: OmniError) -> None:
         """Stages failed a request. Streamed answers that do not depend on them go on to their end, and the request
@@ -444,6 +460,7 @@ class Coordinator:
                 self._members.check_heartbeats()
                 self._show_life()
                 self._answers.relieve()
+                self._endpoint.direct.relieve()
 
     def _check_clients(self) -> None:
         if not self._to_look_at:  # many are served before their first look
@@ -487,23 +504,26 @@ class Coordinator:
 
     # -- the end of a request
 
-    def _end(self, request: _Request, state: RequestState, error: OmniError | None = None) -> None:
-        """Bring a request to its one final state; later calls change nothing."""
+    def _end(self, request: _Request, state: RequestState, error: OmniError) -> None:
+        """End a request with an error; nothing happens where it has ended."""
+        if self._release(request, state, late=isinstance(error, DeadlineExceeded)):
+            self._members.tell_route(request.route, AbortMessage(self._endpoint.epoch, request.id))
+            self._answers.put(request.id, lambda: request.sink.fail(error))
+            self._members.dismiss()
+
+    def _release(self, request: _Request, state: RequestState, late: bool = False) -> bool:
+        """Bring a request to its one final state, and let go what it held; False where it has one."""
         with self._lock:
             if self._requests.pop(request.id, None) is None:
-                return
+                return False
             request.state = state
             self.finished[state] += 1
-            served, late = state is RequestState.COMPLETED, isinstance(error, DeadlineExceeded)
-            starting = list(self._admission.release(request.id, served, late))
+            starting = self._admission.release(request.id, state is RequestState.COMPLETED, late)
         self._registry.release(request.route)
         for following in starting:
             self._submissions.put(following)
         self._carrier.cleanup(request.id)
-        if error is None:
-            timings = sorted(request.timings.values(), key=lambda timing: timing.start)
-            self._answers.put(request.id, lambda: request.sink.finish(timings))
-        else:
-            self._members.tell_route(request.route, AbortMessage(self._endpoint.epoch, request.id))
-            self._answers.put(request.id, lambda: request.sink.fail(error))
-        self._members.dismiss()
+        return True
+
+
+_start = attrgetter("start")

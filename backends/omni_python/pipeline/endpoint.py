@@ -19,6 +19,7 @@ from omni_python.control.directory import socket_address
 from omni_python.control.network import Network, NetworkPlace
 from omni_python.control.sockets import Inbox, Outlet
 from omni_python.pipeline.credits import Credits
+from omni_python.pipeline.direct import DirectCalls
 from omni_python.proto.errors import OmniError, Unavailable
 from omni_python.proto.messages import (
     CompleteMessage,
@@ -75,6 +76,7 @@ class Endpoint:
         self._network = None if place is None else Network(self._context, place)
         address = address or socket_address(directory, socket_name(self.epoch))
         self._inbox = Inbox(self._context, address, self._on_message, self._network)
+        self.direct = DirectCalls(self._inbox.replace_thread)
         self._outlets: dict[int, Outlet] = {}
         self._lock = threading.Lock()
         self._transfers: dict[int, Transfers] = {}  # by peer: one that is cut off does not hold up the others
@@ -90,6 +92,7 @@ class Endpoint:
 
     def stop(self) -> None:
         """Close everything; messages that peers have not taken within 0.2 s are lost."""
+        self.direct.relieve(at_once=True)
         self._inbox.stop()
         for transfers in self._transfers.values():
             transfers.stop()
@@ -162,12 +165,14 @@ class Endpoint:
         else:
             thread = threading.get_ident()
             self._credits.hold(thread)
+            self.direct.handling(thread)
             put_off.begin(thread)
             try:
                 self._handle(message)
             finally:
                 put_off.finish(thread)
                 self._credits.settle()
+                self.direct.handled()
 
     def _must_wait(self, message: DataMessage) -> bool:
         """Whether a message's bytes have yet to come, or it would overtake one of the same peer whose bytes have."""

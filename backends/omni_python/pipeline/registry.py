@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -33,10 +32,11 @@ class Registry:
         self._stages = {process: frozenset(names) for process, names in stages.items()}
         self._replicas = replicas
         self._peers: dict[tuple[str, int], Peer] = {}  # by process and replica
+        self._by_epoch: dict[int, Peer] = {}
         self._seen: dict[int, int] = {}  # epoch -> newest version that it has seen
         self._joined: dict[int, int] = {}  # epoch -> the version in which it was first
         self._retired: set[int] = set()  # epochs that get no new requests
-        self._loads: Counter[int] = Counter()  # epoch -> requests
+        self._loads: dict[int, int] = {}  # epoch -> requests, of those that have any
         self._turns: dict[int, int] = {}  # epoch -> when it was last chosen
         self._known_ready: dict[str, list[Peer]] = {}  # process -> its replicas that can serve, as far as worked out
         self._clock = itertools.count(1)
@@ -75,7 +75,7 @@ class Registry:
             )
             if before is not None:
                 self._forget(before.epoch)
-            self._peers[key] = peer
+            self._peers[key] = self._by_epoch[peer.epoch] = peer
             self._joined[peer.epoch], self._seen[peer.epoch] = self.version, seen
             self._known_ready.clear()
             return peer, before
@@ -103,7 +103,7 @@ class Registry:
         return self._seen.get(epoch, 0) > 0
 
     def peer(self, epoch: int) -> Peer | None:
-        return next((peer for peer in self.peers() if peer.epoch == epoch), None)
+        return self._by_epoch.get(epoch)
 
     def peers(self) -> list[Peer]:
         with self._changed:
@@ -126,34 +126,35 @@ class Registry:
         Waits up to `timeout` seconds for processes of which no replica can serve; None if that was not enough.
         """
         with self._changed:
-            if not self._changed.wait_for(lambda: all(map(self._ready, processes)), timeout):
-                return None
-            route = tuple(min(self._ready(process), key=self._rank).epoch for process in sorted(processes))
-            for epoch in route:
-                self._loads[epoch] += 1
-                self._turns[epoch] = next(self._clock)
-            return route
+            chosen = self._choose(processes)
+            if chosen is None and timeout > 0:
+                self._changed.wait_for(lambda: all(map(self._ready, processes)), timeout)
+                chosen = self._choose(processes)
+            return chosen
 
     def release(self, route: Route) -> None:
         """The request of this route is over."""
         with self._changed:
             for epoch in route:
-                if self._loads[epoch] > 1:
-                    self._loads[epoch] -= 1
-                else:
-                    del self._loads[epoch]
+                load = self._loads.pop(epoch, 1) - 1
+                if load:
+                    self._loads[epoch] = load
 
     def is_idle(self, epoch: int) -> bool:
         return epoch not in self._loads
 
     def runs(self, route: Route, stage: str) -> Peer | None:
         """The process of a route that runs a stage; None if it is gone."""
-        return next((peer for peer in self.peers() if peer.epoch in route and stage in peer.stages), None)
+        for epoch in route:
+            peer = self._by_epoch.get(epoch)
+            if peer is not None and stage in peer.stages:
+                return peer
+        return None
 
     def loads(self) -> list[ReplicaLoad]:
         """Every replica that the pipeline has, also those that are not there now."""
         with self._changed:
-            by_replica = {key: self._loads[peer.epoch] for key, peer in self._peers.items()}
+            by_replica = {key: self._loads.get(peer.epoch, 0) for key, peer in self._peers.items()}
         return [
             ReplicaLoad(process, replica, by_replica.get((process, replica), 0))
             for process, count in self._replicas.items()
@@ -178,11 +179,24 @@ class Registry:
             ]
         return ready
 
+    def _choose(self, processes: Collection[str]) -> Route | None:
+        epochs = []
+        for process in sorted(processes):
+            ready = self._known_ready.get(process) or self._ready(process)
+            if not ready:
+                return None
+            epochs.append(ready[0].epoch if len(ready) == 1 else min(ready, key=self._rank).epoch)
+        for epoch in epochs:
+            self._loads[epoch] = self._loads.get(epoch, 0) + 1
+            self._turns[epoch] = next(self._clock)
+        return tuple(epochs)
+
     def _rank(self, peer: Peer) -> tuple[int, int]:
-        return self._loads[peer.epoch], self._turns.get(peer.epoch, 0)
+        return self._loads.get(peer.epoch, 0), self._turns.get(peer.epoch, 0)
 
     def _forget(self, epoch: int) -> None:
         self._known_ready.clear()
+        self._by_epoch.pop(epoch, None)
         self._seen.pop(epoch, None)
         self._joined.pop(epoch, None)
         self._turns.pop(epoch, None)

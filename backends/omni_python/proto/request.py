@@ -75,4 +75,4 @@ class OmniRequest(Payload):
 
     @property
     def has_media(self) -> bool:
-        return any(not isinstance(part, TextPart) for message in self.messages for part in message.content)
+        return any(type(part) is not TextPart for message in self.messages for part in message.content)

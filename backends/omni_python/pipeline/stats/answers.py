@@ -102,10 +102,10 @@ class MeasuredSink:
     def result(self, stage: str, payload: Payload) -> None:
         self._inner.result(stage, payload)
         self._count(payload)
-        if isinstance(payload, TextOutput):
+        if type(payload) is TextOutput:
             self._sums.input_tokens += payload.num_input_tokens
             self._sums.output_tokens += payload.num_output_tokens
-        elif isinstance(payload, AudioOutput):
+        elif type(payload) is AudioOutput:
             self._sums.audio_frames += payload.num_frames
 
     def finish(self, timings: Sequence[StageTiming], trace: Trace | None = None) -> None:
@@ -124,12 +124,12 @@ class MeasuredSink:
         return self._inner.is_cancelled()
 
     def _count(self, payload: Payload) -> None:
-        if isinstance(payload, TextOutput):
+        if type(payload) is TextOutput:
             if payload.text and self._stream:
                 now = self._clock()
                 self._observe(now, self._last_text, self._stats.first_text, self._stats.text_intervals)
                 self._last_text = now
-        elif isinstance(payload, AudioOutput) and len(payload.samples):
+        elif type(payload) is AudioOutput and len(payload.samples):
             now = self._clock()
             self._sums.audio_samples += len(payload.samples)
             self._playback = self._playback or Playback()
