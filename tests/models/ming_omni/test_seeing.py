@@ -14,13 +14,21 @@ import pytest
 import torch
 from PIL import Image
 
+from omni_python.models.loading.tokenizer import load_tokenizer
+from omni_python.models.ming_omni.architecture import thinker_config
 from omni_python.models.ming_omni.encoder_architecture import image_encoder_config
 from omni_python.models.ming_omni.image_encoder import PictureEncoder, load_image_encoder
 from omni_python.models.ming_omni.media import EvenSampling, MediaReader
-from omni_python.models.ming_omni.payloads import Pictures
-from omni_python.models.ming_omni.prompt import ThinkerPrompt
+from omni_python.models.ming_omni.payloads import ChatInput, ChatPrompt, Pictures
+from omni_python.models.ming_omni.prompt import ThinkerPrompt, media_tokens
+from omni_python.models.ming_omni.thinker import load_thinker
+from omni_python.models.ming_omni.thinker_runner import ThinkerModelRunner
+from omni_python.models.text.detokenizer import TokenBytes
+from omni_python.models.text.options import GenerationOptions
 from omni_python.proto.errors import InvalidArgument
 from omni_python.proto.request import AudioPart, ContentPart, ImagePart, Message, TextPart, VideoPart
+from omni_python.proto.sampling import SamplingParams
+from omni_python.proto.work import IncomingMessage
 from tests.models.ming_omni.test_pipeline import Ask, answers, sound
 from tests.oracle.ming_omni_reference import Film, Prompt, Reference
 from tests.pipeline.harness import Pipeline, Sink
@@ -90,6 +98,37 @@ def test_embeddings_are_the_plain_models_however_they_are_cut(ming: Path, ming_r
     for most in (10**6, 1):
         made = PictureEncoder(encoder, most)(Pictures(torch.cat(patches), grids))
         torch.testing.assert_close(made.embeds, torch.cat(expected).float(), atol=2e-5, rtol=0)
+
+
+def test_logits_are_the_plain_models(ming: Path, ming_reference: Reference) -> None:
+    """After a picture, a sound and a video of two steps, of the first token and of those that follow it: an answer need
+    not tell how its prompt was read, these do."""
+    shown = seen(ming_reference, picture(128, 96, 1))
+    film = seen(ming_reference, *(picture(96, 160, seed) for seed in range(4)))
+    heard = ming_reference.heard(torch.from_numpy(sound(9000)))
+    texts = [ming_reference.picture(shown[1]), ming_reference.sound(heard), ming_reference.video(film[1], [0, 1, 2, 3])]
+    asked = ming_reference.prompt("".join(texts) + ASK.text, films=[shown, film], sounds=[heard])
+
+    prompt = ThinkerPrompt(ming)
+    ids = torch.tensor(asked.tokens)
+    sizes = [size[1:] for size in asked.films for _ in range(size[0])]
+    options = GenerationOptions(SamplingParams(temperature=0.0), SamplingParams(), False, "", False)
+    chat = ChatPrompt(ids, *prompt.positions(ids, sizes), options)
+    config = thinker_config(ming)
+    thinker = load_thinker(ming, config, torch.float32, "cpu")
+    runner = ThinkerModelRunner(thinker, config.end, media_tokens(ming), TokenBytes(load_tokenizer(ming)))
+    runner.allocate(32)
+    row = runner.open(IncomingMessage("a", "new_request", ChatInput(chat, asked.seen, asked.heard)))
+    assert row is not None
+    row.pages = list(range(32))
+    with torch.inference_mode():
+        for _ in range(3):
+            batch = runner._batch([row])
+            assert batch is not None
+            hidden, logits = runner.forward(batch)
+            expected = ming_reference.logits(asked, row.generated)[-1]
+            torch.testing.assert_close(logits[0].double(), expected, atol=2e-4, rtol=0)
+            runner.advance([row], hidden, logits)
 
 
 def test_a_question_about_pictures_is_the_plain_models(pipeline: Pipeline, ming_reference: Reference) -> None:
