@@ -8,10 +8,10 @@ from typing import Generic
 from omni_python.model_runner.base import ARModelRunner, R
 from omni_python.proto.errors import InvalidArgument
 from omni_python.proto.work import IncomingMessage
-from omni_python.scheduling.loop import LoopScheduler
+from omni_python.scheduling.torch_loop import TorchLoopScheduler
 
 
-class AutoregressiveScheduler(LoopScheduler, Generic[R]):
+class AutoregressiveScheduler(TorchLoopScheduler, Generic[R]):
     """Gives a row's messages to the model runner, and what the runner emits to the outbox."""
 
     _runner: ARModelRunner[R]

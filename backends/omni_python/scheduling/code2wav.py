@@ -14,7 +14,7 @@ import torch
 from omni_python.proto.errors import InvalidArgument, OmniError
 from omni_python.proto.payload import AudioOutput
 from omni_python.proto.work import IncomingMessage, OutgoingMessage
-from omni_python.scheduling.loop import LoopScheduler
+from omni_python.scheduling.torch_loop import TorchLoopScheduler
 
 logger = logging.getLogger(__name__)
 
@@ -84,7 +84,7 @@ class Window:
     new: int
 
 
-class Code2WavScheduler(LoopScheduler):
+class Code2WavScheduler(TorchLoopScheduler):
     """Decodes windows of `chunk_frames` new frames (`first_chunk_frames` in the first one, for an early start) with up
     to `left_context` frames before them, and one smaller window at the end.
 

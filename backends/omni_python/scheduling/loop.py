@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import abc
-import contextlib
 import queue
 import threading
-from collections.abc import Iterator
 from dataclasses import dataclass
-
-import torch
 
 from omni_python.proto.work import IncomingMessage, OutgoingMessage
 from omni_python.scheduling.base import Scheduler
@@ -21,13 +17,7 @@ class _Abort(IncomingMessage):
 
 
 class LoopScheduler(Scheduler):
-    """The three abstract methods are called from the scheduler's thread alone, under `torch.inference_mode`.
-
-    On a GPU `stream`, where it is set before the start, is their current stream, so that stages of one process do not
-    wait for each other. What messages bring is ordered on the default stream (see `relay.device`).
-    """
-
-    stream: torch.cuda.Stream | None = None
+    """`take`, `drop` and `work` are called from the scheduler's thread alone."""
 
     def __init__(self, name: str) -> None:
         super().__init__()
@@ -63,12 +53,10 @@ class LoopScheduler(Scheduler):
         self.drop(request_id)
         self.outbox.put(OutgoingMessage(request_id, "error", error))
 
-    @torch.inference_mode()
     def _run(self) -> None:
         idle = True
-        with contextlib.nullcontext() if self.stream is None else torch.cuda.stream(self.stream):
-            while self._receive(block=idle):
-                idle = not self.work()
+        while self._receive(block=idle):
+            idle = not self.work()
 
     def _receive(self, block: bool) -> bool:
         """Take every message; with `block`, wait for the first. False where the scheduler is to stop."""
@@ -96,20 +84,6 @@ class LoopScheduler(Scheduler):
 
     def _take_safely(self, message: IncomingMessage) -> None:
         try:
-            with self._ordered():
-                self.take(message)
+            self.take(message)
         except Exception as error:
             self.fail(message.request_id, error)
-
-    @contextlib.contextmanager
-    def _ordered(self) -> Iterator[None]:
-        """What is done meanwhile comes after all work on the default stream, and later work there comes after it."""
-        if self.stream is None:
-            yield
-            return
-        default = torch.cuda.default_stream(self.stream.device)
-        self.stream.wait_stream(default)
-        try:
-            yield
-        finally:
-            default.wait_stream(self.stream)

@@ -7,9 +7,9 @@ from typing import Literal, TypeVar, get_args
 import torch
 
 from omni_python.proto.errors import InvalidArgument
-from omni_python.scheduling.loop import LoopScheduler
+from omni_python.scheduling.torch_loop import TorchLoopScheduler
 
-L = TypeVar("L", bound=LoopScheduler)
+L = TypeVar("L", bound=TorchLoopScheduler)
 
 Dtype = Literal["auto", "float32", "bfloat16"]
 """Precision of weights and activations; "auto" is float32 on the CPU and bfloat16 on a GPU."""

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import functools
 import os
-import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import msgspec
@@ -17,7 +16,7 @@ from omni_python.proto.payload import TextOutput
 from omni_python.proto.request import OmniRequest
 from omni_python.proto.work import IncomingMessage, OutgoingMessage
 from omni_python.scheduling.base import Scheduler
-from omni_python.scheduling.cancellation import CancelToken, CancelTokens
+from omni_python.scheduling.loop import LoopScheduler
 from omni_python.scheduling.simple import SimpleScheduler
 
 
@@ -108,93 +107,79 @@ class _AbortLogger(SimpleScheduler):
             file.write(f"{time.monotonic()}\n")
 
 
-class _ThreadScheduler(Scheduler):
-    """One thread that handles message after message."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.name = f"{os.getpid()}.{id(self):x}"
-        """Tells it from all others of this host."""
-        self.tokens = CancelTokens()
-        self._thread = threading.Thread(target=self._run, name="omni-noop", daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def stop(self) -> None:
-        self.tokens.cancel_all()
-        self.inbox.put(None)
-        self._thread.join()
-
-    def abort(self, request_id: str) -> None:
-        self.inbox.discard(request_id)
-        self.tokens.cancel(request_id)
-
-    def _run(self) -> None:
-        while (message := self.inbox.get()) is not None:
-            self._handle(message)
-            del message  # holds a relay slot
-
-    def _handle(self, message: IncomingMessage) -> None:
-        raise NotImplementedError
+def _own_name(scheduler: Scheduler) -> str:
+    """Tells it from all others of this host."""
+    return f"{os.getpid()}.{id(scheduler):x}"
 
 
-class _ChunkSource(_ThreadScheduler):
+class _ChunkSource(LoopScheduler):
+    """A step makes a chunk of each request, as a model does that computes all its requests at once."""
+
+    sends_itself = True
+
     def __init__(self, target: str) -> None:
-        super().__init__()
+        super().__init__("noop-source")
+        self._maker = _own_name(self)
         self._target = target
+        self._streams: dict[str, Iterator[OutgoingMessage]] = {}
 
     def stats(self) -> Mapping[str, int]:
-        return {"running": len(self.tokens)}
+        return {"running": len(self._streams)}
 
-    def _handle(self, message: IncomingMessage) -> None:
-        token = self.tokens.open(message.request_id)
-        try:
-            self._stream(message.request_id, message.data, token)
-        except Exception as error:
-            self.outbox.put(OutgoingMessage(message.request_id, "error", error))
-        finally:
-            self.tokens.close(message.request_id)
-
-    def _stream(self, request_id: str, request: OmniRequest, token: CancelToken) -> None:
-        params = NoopParams.of(request)
+    def take(self, message: IncomingMessage) -> None:
+        params = NoopParams.of(message.data)
+        self.on_began(message.request_id)
         _act("a", params)
+        self._streams[message.request_id] = self._stream(message.request_id, params)
+
+    def drop(self, request_id: str) -> None:
+        self._streams.pop(request_id, None)
+
+    def work(self) -> bool:
+        if streams := list(self._streams.items()):
+            self.batch_sizes.observe(len(streams))
+        for request_id, stream in streams:
+            message = next(stream)
+            if message.type == "result":
+                self.drop(request_id)
+            self.outbox.put(message)
+        return bool(streams)
+
+    def _stream(self, request_id: str, params: NoopParams) -> Iterator[OutgoingMessage]:
         data = _pattern(params.chunk_bytes)
         for _ in range(params.chunks):
-            token.raise_if_cancelled()
-            self.outbox.put(OutgoingMessage(request_id, "stream", Block(params, data, maker=self.name), self._target))
-        self.outbox.put(OutgoingMessage(request_id, "result", Block(params, np.empty(0, np.uint8), maker=self.name)))
+            yield OutgoingMessage(request_id, "stream", Block(params, data, maker=self._maker), self._target)
+        yield OutgoingMessage(request_id, "result", Block(params, np.empty(0, np.uint8), maker=self._maker))
 
 
-class _ChunkSink(_ThreadScheduler):
+class _ChunkSink(LoopScheduler):
     """A request is over when both its stream and its result have come, in either order."""
 
     def __init__(self, forward: bool) -> None:
-        super().__init__()
+        super().__init__("noop-sink")
+        self._name = _own_name(self)
         self._forward = forward
         self._counts: dict[str, int] = {}
         self._ends: dict[str, int] = {}
 
-    def abort(self, request_id: str) -> None:
-        super().abort(request_id)
-        self._counts.pop(request_id, None)
-        self._ends.pop(request_id, None)
-
     def stats(self) -> Mapping[str, int]:
         return {"streams": len(self._counts)}
 
-    def _handle(self, message: IncomingMessage) -> None:
+    def drop(self, request_id: str) -> None:
+        self._counts.pop(request_id, None)
+        self._ends.pop(request_id, None)
+
+    def take(self, message: IncomingMessage) -> None:
         request_id = message.request_id
         count = self._counts.setdefault(request_id, 0)
         if message.type == "stream_chunk":
             self._counts[request_id] = count + 1
             if self._forward:
                 block = message.data
-                text = f"{block.maker}>{self.name} " if block.params.tell_makers else "x" * len(block.data)
+                text = f"{block.maker}>{self._name} " if block.params.tell_makers else "x" * len(block.data)
                 self.outbox.put(OutgoingMessage(request_id, "stream", TextOutput(text)))
             return
         self._ends[request_id] = self._ends.get(request_id, 0) + 1
         if self._ends[request_id] == 2:
-            self._counts.pop(request_id)
-            self._ends.pop(request_id)
+            self.drop(request_id)
             self.outbox.put(OutgoingMessage(request_id, "result", TextOutput(f'{{"chunks":{count}}}', "stop")))

@@ -14,13 +14,13 @@ from omni_python.models.speech_to_speech.recogniser import Piece, Recogniser
 from omni_python.proto.errors import OmniError
 from omni_python.proto.request import AudioPart, TextPart
 from omni_python.proto.work import IncomingMessage, OutgoingMessage
-from omni_python.scheduling.loop import LoopScheduler
+from omni_python.scheduling.torch_loop import TorchLoopScheduler
 
 SPOKEN = "en"
 """The language of the speech that the pipeline makes, and so of texts that it is given."""
 
 
-class HearingScheduler(LoopScheduler):
+class HearingScheduler(TorchLoopScheduler):
     """Utterance -> Words, streamed, and Heard. Requests take turns, a token each."""
 
     def __init__(self, recogniser: Recogniser, text_stage: str = "transcript", speech_stage: str = "reader") -> None:

@@ -10,7 +10,7 @@ from omni_python.models.speech_to_speech.payloads import Heard, Reading, Sentenc
 from omni_python.models.speech_to_speech.sentences import SentenceSplitter
 from omni_python.proto.errors import InvalidArgument, OmniError
 from omni_python.proto.work import IncomingMessage, OutgoingMessage
-from omni_python.scheduling.loop import LoopScheduler
+from omni_python.scheduling.torch_loop import TorchLoopScheduler
 
 
 @dataclass
@@ -22,7 +22,7 @@ class _Text:
     end: Heard | None = None
 
 
-class ReaderScheduler(LoopScheduler):
+class ReaderScheduler(TorchLoopScheduler):
     """Words -> Sentence, streamed to `target`, and Reading. Words and their end may come in any order."""
 
     def __init__(

@@ -15,7 +15,7 @@ from omni_python.models.speech_to_speech.payloads import Reading, Sentence
 from omni_python.proto.errors import OmniError
 from omni_python.proto.payload import AudioOutput
 from omni_python.proto.work import IncomingMessage, OutgoingMessage
-from omni_python.scheduling.loop import LoopScheduler
+from omni_python.scheduling.torch_loop import TorchLoopScheduler
 
 SAMPLES_PER_FRAME = 600
 """Of Kokoro's decoder; what the usage counts."""
@@ -30,7 +30,7 @@ class _Speech:
     end: Reading | None = None
 
 
-class SynthesisScheduler(LoopScheduler):
+class SynthesisScheduler(TorchLoopScheduler):
     """Sentence -> speech, a chunk each, or all of it at once where the client wants no stream. Requests take turns."""
 
     def __init__(self, kokoro: Kokoro) -> None:
