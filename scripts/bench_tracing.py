@@ -23,7 +23,7 @@ from server_cost import Round, cpu_seconds
 
 from omni_python.client._protocol import infer_request
 from omni_python.config.compile import compile_pipeline
-from omni_python.config.declaration import TraceConfig
+from omni_python.config.parts import TraceConfig
 from omni_python.models.noop.config import NoopLinePipelineConfig
 from omni_python.serve.triton_server import ServerOptions, TritonServer
 

@@ -33,7 +33,7 @@ from raw_load import Load, Request
 from omni_python.client._inputs import request_inputs
 from omni_python.client._protocol import infer_request
 from omni_python.config.compile import compile_pipeline
-from omni_python.config.declaration import LimitsConfig
+from omni_python.config.parts import LimitsConfig
 from omni_python.config.schema import PipelineConfig
 from omni_python.models.noop.config import NoopLinePipelineConfig
 from omni_python.models.qwen3_omni.config import Qwen3OmniSpeechPipelineConfig

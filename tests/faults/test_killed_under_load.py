@@ -25,7 +25,7 @@ from pathlib import Path
 import pytest
 
 from omni_python.config.compile import compile_pipeline
-from omni_python.config.declaration import LimitsConfig
+from omni_python.config.parts import LimitsConfig
 from omni_python.models.qwen3_omni.config import Qwen3OmniSpeechPipelineConfig
 from omni_python.models.qwen3_omni.tiny import build
 from tests.e2e import metrics

@@ -18,7 +18,7 @@ import pytest
 
 from omni_python.client import OmniClient, OmniClientError
 from omni_python.config.compile import compile_pipeline
-from omni_python.config.declaration import LimitsConfig
+from omni_python.config.parts import LimitsConfig
 from omni_python.control.directory import find_server_directory
 from omni_python.models.noop.config import NoopLinePipelineConfig
 from omni_python.serve.triton_server import ServerOptions, TritonServer

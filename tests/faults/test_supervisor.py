@@ -17,7 +17,7 @@ import pytest
 
 from omni_python.client import Answer, OmniClient, OmniClientError
 from omni_python.config.compile import compile_pipeline
-from omni_python.config.declaration import LimitsConfig
+from omni_python.config.parts import LimitsConfig
 from omni_python.models.noop.config import NoopLinePipelineConfig
 from omni_python.serve.leftovers import remove_leftover_regions
 from tests.faults.serving import Serving

@@ -19,7 +19,7 @@ from omni_python.cli import main
 from omni_python.client import AsyncOmniClient, NotFound, OmniClient, RequestFailed, Trace
 from omni_python.client._protocol import infer_request
 from omni_python.config.compile import compile_pipeline
-from omni_python.config.declaration import TraceConfig
+from omni_python.config.parts import TraceConfig
 from omni_python.models.noop.config import NoopLinePipelineConfig
 from omni_python.proto.trace import decode_trace
 from omni_python.serve.openai.app import create_app

@@ -133,7 +133,7 @@ class _Waiting:
 
 def _find(args: argparse.Namespace) -> tuple[Path, str]:
     """The directory of the server's sockets, and the pipeline."""
-    from omni_python.config.declaration import EndpointsConfig
+    from omni_python.config.parts import EndpointsConfig
     from omni_python.control.directory import running_servers
     from omni_python.control.liveness import read_life_signs
 

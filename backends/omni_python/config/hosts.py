@@ -6,8 +6,9 @@ import ipaddress
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from omni_python.config.declaration import HostConfig, PipelineDeclaration
+from omni_python.config.declaration import PipelineDeclaration
 from omni_python.config.errors import Problem, config_error, did_you_mean, listed
+from omni_python.config.parts import HostConfig
 from omni_python.config.topology import Topology, resolve_topology
 
 LAST_PORT = 65535

@@ -7,14 +7,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from omni_python.config.declaration import (
-    EndpointsConfig,
-    PipelineDeclaration,
-    RelayConfig,
-    StageConfig,
-    raw_name,
-)
+from omni_python.config.declaration import PipelineDeclaration, StageConfig, raw_name
 from omni_python.config.errors import ConfigError, Problem
+from omni_python.config.parts import EndpointsConfig, RelayConfig
 from omni_python.config.rules import check_pipeline, check_stages
 
 __all__ = ["EndpointsConfig", "PipelineConfig", "RelayConfig", "StageConfig", "class_path"]

@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from omni_python.config.declaration import LimitsConfig
+from omni_python.config.parts import LimitsConfig
 from omni_python.config.topology import Topology
 from omni_python.control.back_off import WINDOW, BackOff
 from omni_python.glue.repository import is_loaded, load_model, unload_model
