@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from omni_python.proto.codec import EncodedPayload, PayloadDecoder
@@ -34,6 +34,7 @@ from omni_python.relay.base import (
 )
 from omni_python.relay.device import DeviceRelay
 from omni_python.relay.slots import OutOfSlots
+from omni_python.relay.waking import Awake
 from omni_python.relay.ways import DEVICE_RELAYS, INLINE_LIMIT, device_way, host_identity, host_way
 
 _RELAY_OF: dict[type[Ref], str] = {
@@ -65,14 +66,23 @@ class _OfThread(threading.local):
 class Carrier:
     """All relays of a process. Peers are known by epoch. Thread-safe.
 
-    `host` stands for the host's identity, for tests that set processes apart.
+    `host` stands for the host's identity, for tests that set processes apart. `nudge` sends this process a message that
+    changes nothing.
     """
 
-    def __init__(self, settings: RelaySettings, epoch: int, credit: CreditFn, host: str | None = None) -> None:
+    def __init__(
+        self,
+        settings: RelaySettings,
+        epoch: int,
+        credit: CreditFn,
+        host: str | None = None,
+        nudge: Callable[[], object] = lambda: None,
+    ) -> None:
         self._relays: dict[str, Relay[Any]] = {}
         self._backend = settings.backend
         for name in dict.fromkeys(("shm", settings.backend)):
             self._relays[name] = open_relay(name, settings, epoch, credit)
+        self._awake = Awake(nudge)
         gpu = ""
         if settings.gpu is not None:
             for name in filter(None, ("cuda_shm", DEVICE_RELAYS.get(settings.backend))):
@@ -81,14 +91,14 @@ class Carrier:
                 except RelayUnavailable as error:
                     log.warning("tensors on the GPU go through the host: %s", error)
                 else:
-                    gpu = relay.gpu.uuid if isinstance(relay, DeviceRelay) else ""
+                    if isinstance(relay, DeviceRelay):
+                        gpu, relay.awake = relay.gpu.uuid, self._awake
         infos = tuple(RelayInfo(name, relay.announcement()) for name, relay in self._relays.items())
         self.site = Site(host_identity() if host is None else host, gpu, infos)
         self._sites: dict[int, Site] = {}
         self._routes: dict[tuple[int, ...], tuple[bool, DeviceRelay[Any] | None]] = {}
-        self.travelling = frozenset(
-            kind for kind, name in _RELAY_OF.items() if name in self._relays and self._relays[name].travels
-        )
+        self._by_ref = {kind: self._relays[name] for kind, name in _RELAY_OF.items() if name in self._relays}
+        self.travelling = frozenset(kind for kind, relay in self._by_ref.items() if relay.travels)
         """What refs are like whose bytes have yet to come when their message has."""
         self._thread = _OfThread()
         self.carried: defaultdict[str, int] = defaultdict(int)  # a Counter's items take five times as long to set
@@ -229,6 +239,7 @@ class Carrier:
     def close(self) -> None:
         for relay in self._relays.values():
             relay.close()
+        self._awake.close()
 
     def _route(self, readers: Sequence[int]) -> tuple[bool, DeviceRelay[Any] | None]:
         """Find whether all readers are on this host, and what takes tensors on a GPU to all of them."""
@@ -246,14 +257,13 @@ class Carrier:
         return route
 
     def _relay(self, ref: Ref) -> Relay[Any]:
-        name = _RELAY_OF[type(ref)]
         try:
-            return self._relays[name]
+            return self._by_ref[type(ref)]
         except KeyError:
-            raise TransferFailed(f"a payload came over {name}, which this process does not run") from None
+            raise TransferFailed(f"a payload came over {relay_of(ref)}, which this process does not run") from None
 
     def _decline(self, sender: int, ref: Ref) -> None:
-        if (relay := self._relays.get(_RELAY_OF[type(ref)])) is not None:
+        if (relay := self._by_ref.get(type(ref))) is not None:
             relay.decline(sender, ref)
 
     def _take_back(self, ref: Ref, readers: Sequence[int]) -> None:
