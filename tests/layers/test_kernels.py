@@ -14,15 +14,15 @@ if DEVICE == "cpu":
     os.environ["TRITON_INTERPRET"] = "1"  # read when a kernel is defined
 
 if TYPE_CHECKING:
-    from omni_python.layers.kernels import attention, codes, linear, moe
+    from omni_python.layers.kernels import attention, codes, frames, linear, moe, recent
 else:
     pytest.importorskip(
         "triton", reason="triton is not installed: pip install --no-deps triton==3.6.0 for its interpreter"
     )
-    from omni_python.layers.kernels import attention, codes, linear, moe
+    from omni_python.layers.kernels import attention, codes, frames, linear, moe, recent
 
 from omni_python.layers.kv_cache import PAGE_TOKENS  # noqa: E402
-from omni_python.model_runner.sampler import draw  # noqa: E402
+from omni_python.model_runner.sampler import RowSampling, choose_tokens, draw  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # numpy's, of the interpreter
 EPS = 1e-6
@@ -67,9 +67,8 @@ def turned(x: torch.Tensor, angles: torch.Tensor) -> torch.Tensor:
     return torch.cat((low * angles.cos() - high * angles.sin(), high * angles.cos() + low * angles.sin()), dim=-1)
 
 
-@pytest.mark.parametrize("splits", [1, 3])
-@pytest.mark.parametrize("new", [1, 2])
-def test_attention(splits: int, new: int) -> None:
+@pytest.mark.parametrize(("splits", "new", "norm"), [(1, 1, True), (3, 1, True), (3, 2, True), (1, 2, False)])
+def test_attention(splits: int, new: int, norm: bool) -> None:
     """Sequences of several lengths, pages in a random order, stale values in them; the cache gets the new tokens."""
     heads = attention.Heads(heads=4, kv_heads=2, dim=32)
     lengths = [0, 1, 16, 77] if new == 1 else [0, 0, 0]
@@ -86,7 +85,7 @@ def test_attention(splits: int, new: int) -> None:
         untouched[slots[index, length:]] = False
     old_keys = keys.clone()
     qkv = randn(sequences * new, (heads.heads + 2 * heads.kv_heads) * heads.dim)
-    q_norm, k_norm = randn(heads.dim), randn(heads.dim)
+    q_norm, k_norm = (randn(heads.dim) if norm else None for _ in range(2))
     angles = torch.rand(sequences * new, heads.dim // 2, device=DEVICE) * 500
     past = torch.tensor(lengths, dtype=torch.int32, device=DEVICE)
     where = attention.Where(table, row, past, angles.cos(), angles.sin(), new)
@@ -96,8 +95,10 @@ def test_attention(splits: int, new: int) -> None:
     assert torch.equal(out, again), "the buffers are left as they were found"
     assert torch.equal(keys[untouched], old_keys[untouched])
     q, k, v = qkv.double().split([size * heads.dim for size in (heads.heads, heads.kv_heads, heads.kv_heads)], dim=1)
-    q = turned(normed(q.view(-1, heads.heads, heads.dim), q_norm), angles.double()[:, None])
-    k = turned(normed(k.reshape(-1, heads.kv_heads, heads.dim), k_norm), angles.double()[:, None])
+    q, k = q.view(-1, heads.heads, heads.dim), k.reshape(-1, heads.kv_heads, heads.dim)
+    if norm:
+        q, k = normed(q, q_norm), normed(k, k_norm)
+    q, k = turned(q, angles.double()[:, None]), turned(k, angles.double()[:, None])
     v = v.reshape(-1, heads.kv_heads, heads.dim)
     for index, length in enumerate(lengths):
         mine = slice(index * new, (index + 1) * new)
@@ -155,19 +156,23 @@ def test_experts(rows: int, always: int, normalise: bool) -> None:
 
 
 @pytest.mark.parametrize("vocab", [1000, 2048] if ON_GPU else [100])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_codes(vocab: int, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(("dtype", "most"), [(torch.bfloat16, 50), (torch.bfloat16, None), (torch.float32, None)])
+def test_codes(vocab: int, dtype: torch.dtype, most: int | None) -> None:
     """The same codes as the plain draw, where no two of the likeliest are equal and no draw falls on a border."""
-    rows, hidden = (200, 1024) if ON_GPU else (12, 40)
+    rows, hidden = (200, 1024) if ON_GPU else (8, 40)
     logits = randn(rows, vocab, scale=2.0, dtype=dtype)
     embedding = randn(vocab, hidden)
     sampled = torch.arange(rows, device=DEVICE) % 4 != 0
+    temperature = torch.where(sampled, torch.rand(rows, device=DEVICE) + 0.5, 0.0)
+    top_k = torch.tensor([50, 7, 50, 1] if most else [50, 0, 80, 3], device=DEVICE).repeat(rows // 4)
+    top_p = torch.rand(rows, device=DEVICE) * 0.5 + 0.5
     uniforms = torch.rand(rows, 3, device=DEVICE)
     made = torch.full((rows, 3), -1, device=DEVICE)
     total = torch.randn(rows, hidden, device=DEVICE)
     before = total.clone()
-    x = codes.draw_codes(logits, embedding, sampled, uniforms[:, 1], 50, 0.8, made[:, 1], total)
-    expected = draw(logits.double(), 50, 0.8, uniforms[:, 1].double())
+    x = codes.draw_codes(logits, embedding, temperature, top_k, top_p, uniforms[:, 1], made[:, 1], total, most)
+    scaled = logits.double() / temperature.clamp(min=1e-5).double()[:, None]
+    expected = draw(scaled, top_k, top_p.double(), uniforms[:, 1].double())
     expected = torch.where(sampled, expected, logits.argmax(-1))
     values = logits.gather(1, made[:, 1:2])[:, 0]
     same = made[:, 1] == expected
@@ -185,13 +190,65 @@ def test_codes_have_the_frequencies_of_the_plain_draw() -> None:
     uniforms = (torch.arange(rows, device=DEVICE) + 0.5) / rows
     made = torch.empty(rows, dtype=torch.int64, device=DEVICE)
     total = torch.zeros(rows, 16, device=DEVICE)
-    sampled = torch.ones(rows, dtype=torch.bool, device=DEVICE)
-    codes.draw_codes(logits, randn(vocab, 16), sampled, uniforms, 50, 0.8, made, total)
+    ones = torch.ones(rows, device=DEVICE)
+    top_k = torch.full((rows,), 50, device=DEVICE)
+    codes.draw_codes(logits, randn(vocab, 16), ones, top_k, 0.8 * ones, uniforms, made, total)
     expected = draw(logits.double(), 50, 0.8, uniforms.double())
     value = logits[0].float()
     by_value = [torch.zeros(len(value.unique()), device=DEVICE) for _ in range(2)]
     rank = value.unique(return_inverse=True)[1]
     for counts, tokens in zip(by_value, (made, expected), strict=True):
-        counts.index_add_(0, rank[tokens], torch.ones(rows, device=DEVICE))
+        counts.index_add_(0, rank[tokens], ones)
     # Equal values are one group; the cut of top_p through a group keeps as many of it either way.
     assert (by_value[0] - by_value[1]).abs().max() <= 2
+
+
+@pytest.mark.parametrize("vocab", [4097] if ON_GPU else [101])
+def test_recent_tokens_are_penalised_and_drawn_anew(vocab: int) -> None:
+    """As plain operations choose, in float64; some rows have logits that are no numbers."""
+    rows, many = 320 if ON_GPU else 12, 16
+    logits = randn(rows, vocab, scale=2.0, dtype=torch.float32)
+    logits[:, -1] = logits.amax(1) + 1.0  # rows that may take the last token often do
+    kinds = torch.arange(rows, device=DEVICE) % 4
+    sampled = kinds != 0
+    best = logits[:, :-1].topk(many, dim=1).indices
+    past = torch.where(torch.rand(rows, many, device=DEVICE) < 0.5, best, -1).T.int().contiguous()
+    not_last = (torch.rand(rows, device=DEVICE) < 0.7).int()
+    temperature = torch.where(sampled, torch.rand(rows, device=DEVICE) + 0.3, 0.0)
+    top_k = torch.tensor([0, 30, 0, 90], dtype=torch.int32, device=DEVICE).repeat(rows // 4)
+    top_p = torch.rand(rows, device=DEVICE) * 0.5 + 0.5
+    penalty = 1.0 + torch.rand(rows, device=DEVICE)
+    uniforms = torch.rand(2, rows, device=DEVICE)
+    draws = recent.RecentDraws(past, temperature, top_k, top_p, penalty, not_last, uniforms)
+    valid, tokens = recent.choose_with_recent(logits, draws, 1.0, 0.9).T
+    assert (valid == 1).all()
+    seen = torch.zeros(rows, vocab + 1, dtype=torch.bool, device=DEVICE)
+    seen = seen.scatter(1, torch.where(past < 0, vocab, past).T.long(), True)[:, :-1]
+    suppressed = torch.zeros_like(seen)
+    suppressed[:, -1] = not_last > 0
+
+    def plain(temperature: torch.Tensor, top_p: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
+        scale = torch.where(sampled, temperature, 1.0).double()
+        how = RowSampling(sampled, scale, top_k.long(), top_p.double(), penalty.double(), uniforms.double())
+        return choose_tokens(logits.double(), how, seen, suppressed)
+
+    once = plain(temperature, top_p, uniforms[0])
+    again = plain(torch.ones_like(temperature), torch.full_like(top_p, 0.9), uniforms[1])
+    repeated = sampled & seen.gather(1, once[:, None])[:, 0]
+    assert (tokens == torch.where(repeated, again, once)).float().mean() > 0.9, "few draws fall on a border"
+    if ON_GPU:
+        assert repeated.any() and not repeated.all()
+    logits[0, 5], logits[1, 7] = torch.nan, torch.inf
+    valid, tokens = recent.choose_with_recent(logits[:3], draws, 1.0, 0.9).T
+    assert valid.tolist() == [0, 0, 1] and (tokens >= 0).all() and (tokens < vocab).all()
+
+
+def test_frames_are_embedded() -> None:
+    books, vocab, hidden = (10, 4096, 2560) if ON_GPU else (4, 30, 600)
+    rows = 5
+    embeddings, first = randn(books * vocab, hidden), randn(vocab, hidden)
+    made = torch.randint(0, vocab, (books, rows), dtype=torch.int32, device=DEVICE)
+    x = frames.embed_frames(made, embeddings, first, 0.3)
+    places = made.long() + torch.arange(books, device=DEVICE)[:, None] * vocab
+    expected = 0.3 * (embeddings.double()[places].sum(0) + first.double()[made[0].long()])
+    assert x.dtype == embeddings.dtype and error(x, expected) < 1e-2

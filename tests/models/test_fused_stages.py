@@ -199,7 +199,7 @@ def speeches(runner: SpeechModelRunner, asked: Sequence[SpeechPrompt]) -> list[l
 
 @pytest.mark.timeout(600)
 def test_dual_ar_gives_the_same_frames() -> None:
-    """Greedy and drawn, with and without a voice."""
+    """Greedy and drawn, of few and of all codes, penalised and not, with and without a voice."""
     common: dict[str, Any] = {"hidden": 128, "heads": 4, "kv_heads": 2, "head_dim": 32, "rope_theta": 1e4}
     trunk = DecoderConfig(layers=2, intermediate=256, norm_eps=1e-6, qk_norm=True, **common)
     head = DecoderConfig(layers=1, intermediate=128, norm_eps=1e-6, qk_norm=False, **common)
@@ -211,7 +211,15 @@ def test_dual_ar_gives_the_same_frames() -> None:
     asked = []
     for index, temperature in enumerate((0.0, 0.8, 1.1)):
         words, codes = torch.randint(0, 299, (4 + index,)), torch.randint(0, 64, (4, 3 * index))
-        params = SamplingParams(temperature=temperature, seed=index, top_k=20, max_tokens=4 + index, ignore_eos=True)
+        params = SamplingParams(
+            temperature=temperature,
+            seed=index,
+            top_k=(0, 20, 0)[index],
+            top_p=0.9,
+            repetition_penalty=1.0 + index % 2,
+            max_tokens=4 + index,
+            ignore_eos=True,
+        )
         asked.append(SpeechPrompt(torch.cat((words, codes[0] + 300)), codes, params, True))
     expected = speeches(SpeechModelRunner(plain, frames_per_chunk=2), asked)
     assert [len(row) for row in expected] == [3, 4, 5]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -10,7 +11,11 @@ from torch import nn
 
 from omni_python.layers.cuda_graph import GraphedOnCuda
 from omni_python.layers.decoder import Decoder
+from omni_python.layers.fused_decoder import MAX_ROWS
 from omni_python.layers.kv_cache import PAGE_TOKENS, AttentionPlan, KVRow, PagedKVCache
+
+Completion = Callable[..., tuple[torch.Tensor, torch.Tensor]]
+"""What `FrameCompleter.forward` does."""
 
 
 class FrameCompleter(nn.Module, abc.ABC):
@@ -23,6 +28,8 @@ class FrameCompleter(nn.Module, abc.ABC):
         super().__init__()
         self.model = model
         self.groups = groups
+        self.fused: Completion | None = None
+        """Completes frames of at most MAX_ROWS rows in place of this module's own plain operations, where it is set."""
         self._prepared: dict[int, tuple[PagedKVCache, list[AttentionPlan]]] = {}
         self._graphed = GraphedOnCuda(self._complete)
 
@@ -73,6 +80,8 @@ class FrameCompleter(nn.Module, abc.ABC):
         self, hidden: torch.Tensor, first: torch.Tensor, *sampling: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         rows = len(hidden)
+        if self.fused is not None and rows <= MAX_ROWS:
+            return self.fused(hidden, first, *sampling)
         cache, plans = self._prepare(rows, hidden.device)
         x = torch.stack((hidden, first), dim=1).flatten(0, 1)
         codes, total = [], torch.zeros_like(hidden)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 from omni_python.layers.decoder import Attention, Decoder, DecoderConfig, DecoderLayer, RMSNorm
 from omni_python.layers.kv_cache import PAGE_TOKENS, PagedKVCache
@@ -32,8 +33,6 @@ def unsupported(config: DecoderConfig, weight: torch.Tensor) -> str | None:
         return f"they need bfloat16 weights, not {weight.dtype}"
     if config.attention_bias or config.head_dim & (config.head_dim - 1) or config.head_dim < 32:
         return "they know no attention bias, and head sizes that are powers of two from 32 on alone"
-    if not config.qk_norm:
-        return "they norm queries and keys"
     if config.hidden % 128 or config.expert_intermediate % 128:
         return "sizes must be multiples of 128"
     if config.shared_intermediate and config.shared_intermediate % config.expert_intermediate:
@@ -46,8 +45,8 @@ def unsupported(config: DecoderConfig, weight: torch.Tensor) -> str | None:
 @dataclass(frozen=True)
 class _Layer:
     qkv: torch.Tensor
-    q_norm: torch.Tensor
-    k_norm: torch.Tensor
+    q_norm: torch.Tensor | None
+    k_norm: torch.Tensor | None
     out: torch.Tensor
     gate_up: torch.Tensor | None
     down: torch.Tensor | None
@@ -135,8 +134,6 @@ class FusedDecoder:
 
 def _joined(layer: DecoderLayer) -> _Layer:
     attention: Attention = layer.self_attn
-    q_norm, k_norm = attention.q_norm, attention.k_norm
-    assert isinstance(q_norm, RMSNorm) and isinstance(k_norm, RMSNorm), "asked of `unsupported` before"
     mlp = layer.mlp
     fold_gain(layer.input_layernorm, attention.q_proj.weight, attention.k_proj.weight, attention.v_proj.weight)
     gate_up = down = experts = None
@@ -153,13 +150,17 @@ def _joined(layer: DecoderLayer) -> _Layer:
         experts = _experts(mlp)
     return _Layer(
         _join(attention.q_proj.weight, attention.k_proj.weight, attention.v_proj.weight),
-        q_norm.weight.detach(),
-        k_norm.weight.detach(),
+        _gain(attention.q_norm),
+        _gain(attention.k_norm),
         attention.o_proj.weight.detach(),
         gate_up,
         down,
         experts,
     )
+
+
+def _gain(norm: nn.Module) -> torch.Tensor | None:
+    return norm.weight.detach() if isinstance(norm, RMSNorm) else None
 
 
 def fold_gain(norm: RMSNorm, *weights: torch.Tensor) -> None:

@@ -56,8 +56,8 @@ class SplitBuffers:
 
 def attend(
     qkv: torch.Tensor,
-    q_norm: torch.Tensor,
-    k_norm: torch.Tensor,
+    q_norm: torch.Tensor | None,
+    k_norm: torch.Tensor | None,
     eps: float,
     heads: Heads,
     keys: torch.Tensor,
@@ -67,15 +67,16 @@ def attend(
 ) -> torch.Tensor:
     """`qkv` [sequences * new, (heads + 2 * kv_heads) * dim] -> [sequences * new, heads * dim].
 
-    `keys` and `values` [slots, kv_heads, dim] get the new tokens; a sequence with two new ones must have no past.
+    `q_norm` and `k_norm` [dim] are the gains of queries' and keys' norms; None: they have none. `keys` and `values`
+    [slots, kv_heads, dim] get the new tokens; a sequence with two new ones must have no past.
     """
     sequences = len(where.past)
     out = qkv.new_empty(len(qkv), heads.heads * heads.dim)
     grid = (sequences, heads.kv_heads, buffers.splits)
     _attend[grid](
         qkv,
-        q_norm,
-        k_norm,
+        qkv if q_norm is None else q_norm,  # which is not read then
+        qkv if k_norm is None else k_norm,
         where.cos,
         where.sin,
         keys,
@@ -101,6 +102,7 @@ def attend(
         max(2, triton.next_power_of_2(buffers.splits)),
         PAGE_TOKENS,
         32,
+        q_norm is not None,
         OVERLAPPED,
         **options(4, 2),
     )
@@ -108,11 +110,24 @@ def attend(
 
 
 @triton.jit
-def _normed_and_turned(low, high, gain_low, gain_high, cos, sin, eps, DIM: tl.constexpr):
-    """Both halves of rows [n, dim / 2], normed over both, then turned."""
-    scale = tl.rsqrt((tl.sum(low * low, axis=1) + tl.sum(high * high, axis=1)) / DIM + eps)[:, None]
-    low = low * scale * gain_low[None, :]
-    high = high * scale * gain_high[None, :]
+def gains(norm_ptr, DIM: tl.constexpr, NORM: tl.constexpr):
+    """Both halves of a norm's gain [dim]; where there is no norm, zeros that are not used."""
+    half = tl.arange(0, DIM // 2)
+    low = tl.zeros([DIM // 2], tl.float32)
+    high = tl.zeros([DIM // 2], tl.float32)
+    if NORM:
+        low = tl.load(norm_ptr + half).to(tl.float32)
+        high = tl.load(norm_ptr + DIM // 2 + half).to(tl.float32)
+    return low, high
+
+
+@triton.jit
+def normed_and_turned(low, high, gain_low, gain_high, cos, sin, eps, DIM: tl.constexpr, NORM: tl.constexpr):
+    """Both halves of rows [n, dim / 2], normed over both where there is a norm, then turned."""
+    if NORM:
+        scale = tl.rsqrt((tl.sum(low * low, axis=1) + tl.sum(high * high, axis=1)) / DIM + eps)[:, None]
+        low = low * scale * gain_low[None, :]
+        high = high * scale * gain_high[None, :]
     return low * cos - high * sin, high * cos + low * sin
 
 
@@ -172,6 +187,7 @@ def _attend(
     SPLITS_PADDED: tl.constexpr,
     PAGE: tl.constexpr,
     BLOCK: tl.constexpr,
+    NORM: tl.constexpr,
     PDL: tl.constexpr,
 ):
     sequence = tl.program_id(0)
@@ -198,15 +214,14 @@ def _attend(
     angle = row[:, None] * HALF + half[None, :]
     cos = tl.load(cos_ptr + angle, mask=query_there[:, None], other=0.0)
     sin = tl.load(sin_ptr + angle, mask=query_there[:, None], other=0.0)
-    gain_low = tl.load(q_norm_ptr + half).to(tl.float32)
-    gain_high = tl.load(q_norm_ptr + HALF + half).to(tl.float32)
+    gain_low, gain_high = gains(q_norm_ptr, DIM, NORM)
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
     q_at = qkv_ptr + row[:, None] * WIDTH + head[:, None] * DIM + half[None, :]
     q_low = tl.load(q_at, mask=query_there[:, None], other=0.0).to(tl.float32)
     q_high = tl.load(q_at + HALF, mask=query_there[:, None], other=0.0).to(tl.float32)
-    q_low, q_high = _normed_and_turned(q_low, q_high, gain_low, gain_high, cos, sin, eps, DIM)
+    q_low, q_high = normed_and_turned(q_low, q_high, gain_low, gain_high, cos, sin, eps, DIM, NORM)
     dtype = qkv_ptr.dtype.element_ty
     q_low = (q_low * scaling).to(dtype)
     q_high = (q_high * scaling).to(dtype)
@@ -239,9 +254,8 @@ def _attend(
         k_at = qkv_ptr + fresh_row[:, None] * WIDTH + (HEADS + kv_head) * DIM + half[None, :]
         low = tl.load(k_at, mask=fresh_there[:, None], other=0.0).to(tl.float32)
         high = tl.load(k_at + HALF, mask=fresh_there[:, None], other=0.0).to(tl.float32)
-        gain_low = tl.load(k_norm_ptr + half).to(tl.float32)
-        gain_high = tl.load(k_norm_ptr + HALF + half).to(tl.float32)
-        low, high = _normed_and_turned(low, high, gain_low, gain_high, new_cos, new_sin, eps, DIM)
+        gain_low, gain_high = gains(k_norm_ptr, DIM, NORM)
+        low, high = normed_and_turned(low, high, gain_low, gain_high, new_cos, new_sin, eps, DIM, NORM)
         new_low = low.to(dtype)
         new_high = high.to(dtype)
         v_at = qkv_ptr + fresh_row[:, None] * WIDTH + (HEADS + KV_HEADS + kv_head) * DIM + dim[None, :]

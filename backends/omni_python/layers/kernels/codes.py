@@ -9,50 +9,107 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from omni_python.layers.kernels.launch import OVERLAPPED, options
 
+FEW = 64
+"""Rows that keep at most so many codes have the others not sorted."""
+
 
 def draw_codes(
     logits: torch.Tensor,
     embedding: torch.Tensor,
-    sampled: torch.Tensor,
+    temperature: torch.Tensor,
+    top_k: torch.Tensor,
+    top_p: torch.Tensor,
     uniforms: torch.Tensor,
-    top_k: int,
-    top_p: float,
     codes: torch.Tensor,
     total: torch.Tensor,
+    most: int | None = None,
 ) -> torch.Tensor:
     """The code of each row from bfloat16 or float32 `logits` [rows, V <= 65536], as the sampler's `draw` chooses it.
 
-    Rows where `sampled` [rows] (bool) draw by `uniforms` [rows] (any stride), others take the likeliest; of equally
-    likely codes the first. Writes `codes` int64 [rows] (any stride), adds the code's `embedding` [V, H] to float32
-    `total` [rows, H] and returns it, [rows, H].
+    Rows whose `temperature` [rows] is 0 take the likeliest code, others draw by `uniforms` [rows] from the `top_k`
+    [rows] (integers; 0: all) likeliest, and of those the fewest that together have `top_p` [rows] of the probability;
+    of equally likely codes the first comes first. `most` says that no row has a larger `top_k`, nor 0.
+    Writes `codes` int64 [rows] (any stride), adds the code's `embedding` [V, H] to float32 `total` [rows, H] and
+    returns it, [rows, H].
     """
     rows, vocab = logits.shape
     hidden = embedding.shape[1]
+    padded = triton.next_power_of_2(vocab)
+    few = min(FEW, padded, triton.next_power_of_2(most or vocab))
     x = embedding.new_empty(rows, hidden)
     _draw_codes[(rows,)](
-        logits, embedding, sampled, uniforms, codes, total, x, uniforms.stride(0), codes.stride(0), top_p,
-        vocab, triton.next_power_of_2(vocab), top_k, triton.next_power_of_2(top_k),
-        hidden, triton.next_power_of_2(hidden), logits.dtype == torch.float32, OVERLAPPED, **options(4),
+        logits, embedding, temperature, top_k, top_p, uniforms, codes, total, x, uniforms.stride(0), codes.stride(0),
+        vocab, padded, few, few < (most or vocab), hidden, triton.next_power_of_2(hidden),
+        logits.dtype == torch.float32, OVERLAPPED, **options(4),
     )  # fmt: skip
     return x
+
+
+@triton.jit
+def sortable(logits, v, WIDE: tl.constexpr):
+    """Integers that are ordered as `logits` are, and by `v` (0..65535), the lowest first, where those are equal.
+    `WIDE` logits are float32, others bfloat16."""
+    if WIDE:
+        bits = logits.to(tl.int32, bitcast=True).to(tl.int64)
+        ordered = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
+    else:
+        bits = logits.to(tl.int16, bitcast=True).to(tl.int32)
+        ordered = tl.where(bits < 0, bits ^ 0x7FFF, bits)
+    return (ordered << 16) | (65535 - v)
+
+
+@triton.jit
+def unsorted(keys, WIDE: tl.constexpr):
+    """The float32 logits and the int32 `v` of `sortable`'s integers."""
+    order = keys >> 16
+    if WIDE:
+        value = tl.where(order < 0, order ^ 0x7FFFFFFF, order).to(tl.int32).to(tl.float32, bitcast=True)
+    else:
+        value = tl.where(order < 0, order ^ 0x7FFF, order).to(tl.int16).to(tl.bfloat16, bitcast=True).to(tl.float32)
+    return value, (65535 - (keys & 0xFFFF)).to(tl.int32)
+
+
+@triton.jit
+def drawn(value, code, kept, vocab, temperature, top_p, uniform):
+    """The draw, of codes in the order of their logits' `value`, the highest first, of which `kept` may be drawn."""
+    rank = tl.arange(0, value.shape[0])
+    value = value / tl.maximum(temperature, 1.0e-5)
+    value = tl.where((rank < kept) & (code < vocab), value, -float("inf"))
+    probability = tl.exp(value - tl.max(value, axis=0))
+    probability = probability / tl.sum(probability, axis=0)
+    before = tl.cumsum(probability, axis=0) - probability
+    probability = tl.where(before >= tl.maximum(top_p, 1.0e-5), 0.0, probability)
+    reached = tl.cumsum(probability, axis=0)
+    level = uniform * tl.sum(probability, axis=0)
+    pick = tl.sum((reached <= level).to(tl.int32), axis=0)
+    last = tl.sum((probability > 0.0).to(tl.int32), axis=0) - 1
+    pick = tl.where(temperature > 0.0, tl.minimum(pick, last), 0)
+    return tl.sum(tl.where(rank == pick, code, 0), axis=0)
+
+
+@triton.jit
+def _draw_of(keys, kept, temperature, top_p, uniform, VOCAB: tl.constexpr, SORTED: tl.constexpr, WIDE: tl.constexpr):
+    value, code = unsorted(tl.topk(keys, SORTED), WIDE)
+    return drawn(value, code, kept, VOCAB, temperature, top_p, uniform)
 
 
 @triton.jit
 def _draw_codes(
     logits_ptr,
     embedding_ptr,
-    sampled_ptr,
+    temperature_ptr,
+    top_k_ptr,
+    top_p_ptr,
     uniforms_ptr,
     codes_ptr,
     total_ptr,
     x_ptr,
     uniforms_stride,
     codes_stride,
-    top_p,
     VOCAB: tl.constexpr,
     VOCAB_PADDED: tl.constexpr,
-    TOP_K: tl.constexpr,
     KEPT: tl.constexpr,
+    MANY: tl.constexpr,
     HIDDEN: tl.constexpr,
     HIDDEN_PADDED: tl.constexpr,
     WIDE: tl.constexpr,
@@ -64,31 +121,21 @@ def _draw_codes(
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
+    temperature = tl.load(temperature_ptr + row)
+    top_p = tl.load(top_p_ptr + row)
+    uniform = tl.load(uniforms_ptr + row * uniforms_stride)
+    kept = tl.load(top_k_ptr + row).to(tl.int32)
+    kept = tl.where(kept > 0, kept, VOCAB)
+    kept = tl.where(temperature > 0.0, kept, 1)
     logits = tl.load(logits_ptr + row * VOCAB + v, mask=v < VOCAB, other=-float("inf"))
-    # A number's bits, ordered as its values are, above the code's complement: one sort of integers orders by both.
-    if WIDE:
-        bits = logits.to(tl.int32, bitcast=True).to(tl.int64)
-        best = tl.topk((tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits) << 16) | (65535 - v), KEPT)
-        order = best >> 16
-        value = tl.where(order < 0, order ^ 0x7FFFFFFF, order).to(tl.int32).to(tl.float32, bitcast=True)
+    keys = sortable(logits, v, WIDE)
+    if MANY:
+        if kept <= KEPT:
+            chosen = _draw_of(keys, kept, temperature, top_p, uniform, VOCAB, KEPT, WIDE)
+        else:
+            chosen = _draw_of(keys, kept, temperature, top_p, uniform, VOCAB, VOCAB_PADDED, WIDE)
     else:
-        bits = logits.to(tl.int16, bitcast=True).to(tl.int32)
-        best = tl.topk((tl.where(bits < 0, bits ^ 0x7FFF, bits) << 16) | (65535 - v), KEPT)
-        order = best >> 16
-        value = tl.where(order < 0, order ^ 0x7FFF, order).to(tl.int16).to(tl.bfloat16, bitcast=True).to(tl.float32)
-    code = (65535 - (best & 0xFFFF)).to(tl.int32)
-    rank = tl.arange(0, KEPT)
-    value = tl.where((rank < TOP_K) & (code < VOCAB), value, -float("inf"))
-    probability = tl.exp(value - tl.max(value, axis=0))
-    probability = probability / tl.sum(probability, axis=0)
-    before = tl.cumsum(probability, axis=0) - probability
-    probability = tl.where(before >= top_p, 0.0, probability)
-    reached = tl.cumsum(probability, axis=0)
-    level = tl.load(uniforms_ptr + row * uniforms_stride) * tl.sum(probability, axis=0)
-    pick = tl.sum((reached <= level).to(tl.int32), axis=0)
-    last = tl.sum((probability > 0.0).to(tl.int32), axis=0) - 1
-    pick = tl.where(tl.load(sampled_ptr + row) != 0, tl.minimum(pick, last), 0)
-    chosen = tl.sum(tl.where(rank == pick, code, 0), axis=0)
+        chosen = _draw_of(keys, kept, temperature, top_p, uniform, VOCAB, KEPT, WIDE)
     chosen = tl.minimum(chosen, VOCAB - 1)  # where the logits are no numbers
     tl.store(codes_ptr + row * codes_stride, chosen.to(tl.int64))
     there = h < HIDDEN

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from omni_python.layers.kernels.attention import Heads, _normed_and_turned
+from omni_python.layers.kernels.attention import Heads, gains, normed_and_turned
 from omni_python.layers.kernels.launch import OVERLAPPED, options
 
 _QUERIES = 64
@@ -17,8 +17,8 @@ _KEYS = 32
 
 def attend_prompts(
     qkv: torch.Tensor,
-    q_norm: torch.Tensor,
-    k_norm: torch.Tensor,
+    q_norm: torch.Tensor | None,
+    k_norm: torch.Tensor | None,
     eps: float,
     heads: Heads,
     keys: torch.Tensor,
@@ -29,18 +29,19 @@ def attend_prompts(
 ) -> torch.Tensor:
     """`qkv` [tokens, (heads + 2 * kv_heads) * dim] -> [tokens, heads * dim].
 
-    Token i attends to the tokens from `first`[i] (int32 [tokens]), where its prompt begins, to itself. Its key and
-    value go to `slots`[i] (int64 [tokens]) of `keys` and `values` [slots, kv_heads, dim]. `turns` are the cosine and
-    the sine of the tokens' positions, float32 [tokens, dim / 2].
+    `q_norm` and `k_norm` [dim] are the gains of queries' and keys' norms; None: they have none. Token i attends to the
+    tokens from `first`[i] (int32 [tokens]), where its prompt begins, to itself. Its key and value go to `slots`[i]
+    (int64 [tokens]) of `keys` and `values` [slots, kv_heads, dim]. `turns` are the cosine and the sine of the tokens'
+    positions, float32 [tokens, dim / 2].
     """
     tokens = len(qkv)
     out = qkv.new_empty(tokens, heads.heads * heads.dim)
     shared = triton.next_power_of_2(heads.shared)
     block = max(1, _QUERIES // shared)
     _attend_prompts[(triton.cdiv(tokens, block), heads.kv_heads)](
-        qkv, q_norm, k_norm, *turns, first, slots, keys, values, out, tokens, eps, heads.dim**-0.5,
-        heads.heads, heads.kv_heads, heads.dim, heads.shared, block, max(16, block * shared), _KEYS, OVERLAPPED,
-        **options(4, 2),
+        qkv, qkv if q_norm is None else q_norm, qkv if k_norm is None else k_norm, *turns, first, slots, keys, values,
+        out, tokens, eps, heads.dim**-0.5, heads.heads, heads.kv_heads, heads.dim, heads.shared,
+        block, max(16, block * shared), _KEYS, q_norm is not None, OVERLAPPED, **options(4, 2),
     )  # fmt: skip
     return out
 
@@ -67,6 +68,7 @@ def _attend_prompts(
     TOKENS: tl.constexpr,
     QUERIES: tl.constexpr,
     BLOCK: tl.constexpr,
+    NORM: tl.constexpr,
     PDL: tl.constexpr,
 ):
     mine = tl.program_id(0) * TOKENS
@@ -79,10 +81,8 @@ def _attend_prompts(
     row = mine + query // SHARED
     query_there = (query // SHARED < TOKENS) & (row < tokens)
     head = kv_head * SHARED + query % SHARED
-    q_gain_low = tl.load(q_norm_ptr + half).to(tl.float32)
-    q_gain_high = tl.load(q_norm_ptr + HALF + half).to(tl.float32)
-    k_gain_low = tl.load(k_norm_ptr + half).to(tl.float32)
-    k_gain_high = tl.load(k_norm_ptr + HALF + half).to(tl.float32)
+    q_gain_low, q_gain_high = gains(q_norm_ptr, DIM, NORM)
+    k_gain_low, k_gain_high = gains(k_norm_ptr, DIM, NORM)
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
@@ -92,7 +92,7 @@ def _attend_prompts(
     q_at = qkv_ptr + row[:, None] * WIDTH + head[:, None] * DIM + half[None, :]
     q_low = tl.load(q_at, mask=query_there[:, None], other=0.0).to(tl.float32)
     q_high = tl.load(q_at + HALF, mask=query_there[:, None], other=0.0).to(tl.float32)
-    q_low, q_high = _normed_and_turned(q_low, q_high, q_gain_low, q_gain_high, cos, sin, eps, DIM)
+    q_low, q_high = normed_and_turned(q_low, q_high, q_gain_low, q_gain_high, cos, sin, eps, DIM, NORM)
     dtype = qkv_ptr.dtype.element_ty
     q_low = (q_low * scaling).to(dtype)
     q_high = (q_high * scaling).to(dtype)
@@ -113,7 +113,7 @@ def _attend_prompts(
         k_at = qkv_ptr + key[:, None] * WIDTH + (HEADS + kv_head) * DIM + half[None, :]
         low = tl.load(k_at, mask=there[:, None], other=0.0).to(tl.float32)
         high = tl.load(k_at + HALF, mask=there[:, None], other=0.0).to(tl.float32)
-        low, high = _normed_and_turned(low, high, k_gain_low, k_gain_high, key_cos, key_sin, eps, DIM)
+        low, high = normed_and_turned(low, high, k_gain_low, k_gain_high, key_cos, key_sin, eps, DIM, NORM)
         low = low.to(dtype)
         high = high.to(dtype)
         v_at = qkv_ptr + key[:, None] * WIDTH + (HEADS + KV_HEADS + kv_head) * DIM + dim[None, :]

@@ -9,21 +9,17 @@ from typing import TYPE_CHECKING
 import torch
 
 from omni_python.layers.fused_decoder import MAX_ROWS
-from omni_python.model_runner.base import ARRequest, PromptInput
+from omni_python.model_runner.base import NOT_A_NUMBER, ARRequest, PromptInput
 from omni_python.model_runner.feedback import FeedbackARModelRunner
-from omni_python.model_runner.sampler import RowSampling, TokenSampler, choose_tokens
+from omni_python.model_runner.sampler import RowSampling, TokenSampler
 from omni_python.models.fish_s2_pro.dual_ar import DualAR
+from omni_python.models.fish_s2_pro.first_code import RECENT, choose_first
 from omni_python.models.fish_s2_pro.payloads import SpeechFrames, SpeechPrompt, SpeechResult
 from omni_python.proto.errors import OmniError
 from omni_python.proto.work import IncomingMessage, OutgoingMessage
 
 if TYPE_CHECKING:
-    from omni_python.models.fish_s2_pro.trunk_decode import TrunkDecode
-
-RECENT = 16
-"""Tokens that the repetition penalty is for; one of them that is drawn again is drawn anew, once, as follows. All three
-are SGLang-Omni's values for S2-Pro (repetition-aware sampling: Chen et al. 2024, VALL-E 2)."""
-AGAIN_TEMPERATURE, AGAIN_TOP_P = 1.0, 0.9
+    from omni_python.models.fish_s2_pro.frame_decode import FrameDecode, SpeechRow
 
 
 @dataclass(kw_only=True, eq=False)
@@ -33,11 +29,16 @@ class SpeechRequest(ARRequest):
 
     prompt: SpeechPrompt | None
     stream: bool
-    newest: torch.Tensor | None = None
-    frames: list[torch.Tensor] = field(default_factory=list)
+    newest: list[int] = field(default_factory=list)
+    frames: list[list[int]] = field(default_factory=list)
     num_frames: int = 0
-    slot: int | None = None
-    """Where the captured decode step keeps the request's page table, once it decodes."""
+    place: SpeechRow | None = None
+    """Where the captured decode step keeps what it needs, once the request decodes."""
+
+    def take(self, frame: list[int]) -> None:
+        self.newest = frame
+        self.frames.append(frame)
+        self.num_frames += 1
 
 
 class FrameFeedback:
@@ -55,7 +56,7 @@ class FrameFeedback:
         return PromptInput(embeds, torch.arange(len(embeds), device=self._device).expand(3, -1))
 
     def write_buffers(self, rows: Sequence[SpeechRequest]) -> torch.Tensor:
-        return self._model.embed_frames(torch.stack([row.newest for row in rows if row.newest is not None]))
+        return self._model.embed_frames(torch.tensor([row.newest for row in rows], device=self._device))
 
     def extract_output(self, rows: Sequence[SpeechRequest], hidden: torch.Tensor) -> None:
         head = self._model.head
@@ -70,10 +71,8 @@ class FrameFeedback:
             torch.stack(uniforms),
         )
         rest, _ = head(hidden, head.embeddings(first), *(tensor.to(self._device) for tensor in sampling))
-        for row, frame in zip(rows, torch.cat((first[:, None], rest), dim=1), strict=True):
-            row.newest = frame
-            row.frames.append(frame)
-            row.num_frames += 1
+        for row, frame in zip(rows, torch.cat((first[:, None], rest), dim=1).tolist(), strict=True):
+            row.take(frame)
 
 
 class SpeechModelRunner(FeedbackARModelRunner[SpeechRequest]):
@@ -88,11 +87,11 @@ class SpeechModelRunner(FeedbackARModelRunner[SpeechRequest]):
         max_running: int = 32,
         fused_rows: int = 0,
     ) -> None:
-        """`fused_rows` above 0: the trunk's decode steps are captured, with the fused kernels, for so many requests."""
+        """`fused_rows` above 0: decode steps are captured, with the fused kernels, for up to so many requests."""
         super().__init__(model.trunk, model.speak, FrameFeedback(model))
         self._model = model
         self._fused_rows = fused_rows
-        self._decode: TrunkDecode | None = None
+        self._decode: FrameDecode | None = None
         self._max_running = max_running
         self._target = target
         self._frames_per_chunk = frames_per_chunk
@@ -102,9 +101,14 @@ class SpeechModelRunner(FeedbackARModelRunner[SpeechRequest]):
     def allocate(self, num_pages: int) -> None:
         super().allocate(num_pages + bool(self._fused_rows))
         if self._fused_rows:
-            from omni_python.models.fish_s2_pro.trunk_decode import TrunkDecode
+            from omni_python.layers.fused_frame_completer import FusedFrameCompleter
+            from omni_python.models.fish_s2_pro.frame_decode import FrameDecode
 
-            self._decode = TrunkDecode(self._model, self.cache, self._fused_rows)
+            head = self._model.head
+            others = head.groups - 1
+            fused = FusedFrameCompleter(head.model, [head.output.weight] * others, [head.embeddings.weight] * others)
+            head.fused = fused
+            self._decode = FrameDecode(self._model, fused, self.cache, self._fused_rows)
             self._decode.prepare()
             self.captured_rows = MAX_ROWS
             self.packed = self._decode.decoder.packed_prompts(self.cache)
@@ -112,21 +116,28 @@ class SpeechModelRunner(FeedbackARModelRunner[SpeechRequest]):
         self._model.head.prepare(self._max_running)
 
     def release(self, row: SpeechRequest) -> None:
-        if row.slot is not None and self._decode is not None:
-            self._decode.tables.release(row.slot)
-            row.slot = None
+        if row.place is not None and self._decode is not None:
+            self._decode.release(row.place)
+            row.place = None
 
     def step_captured(self, rows: Sequence[SpeechRequest]) -> None:
         decode = self._decode
         assert decode is not None, "made with captured_rows"
-        slots, frames = [], []
+        places = []
         for row in rows:
-            if row.slot is None:
-                row.slot = decode.tables.admit(row.pages)
-            slots.append(row.slot)
-            if row.newest is not None:  # always: the prompt's step made the first
-                frames.append(row.newest)
-        self.advance(rows, *decode.step(slots, [row.computed for row in rows], torch.stack(frames)))
+            if row.place is None:
+                row.place = decode.admit(row.pages, row.generated[-1], row.newest, row.sampler)
+            places.append(row.place)
+        made = decode.step(places, [row.computed for row in rows], [len(row.generated) for row in rows])
+        for row, frame in zip(rows, made, strict=True):
+            if frame is None:
+                row.error = OmniError(NOT_A_NUMBER)
+                continue
+            row.computed += 1
+            row.generated.append(frame[0])
+            row.finish_reason = self.why_finished(row)
+            if row.finish_reason is None:
+                row.take(frame)
 
     def open(self, message: IncomingMessage) -> SpeechRequest | None:
         prompt = message.data
@@ -148,18 +159,8 @@ class SpeechModelRunner(FeedbackARModelRunner[SpeechRequest]):
             suppressed[index, self._end] = row.sampler.params.ignore_eos
         seen, suppressed = seen.to(self._device), suppressed.to(self._device)
         uniforms = torch.stack([torch.zeros(2) if r.sampler.greedy else r.sampler.uniforms(2) for r in rows])
-        sampling = self._sampling(rows, uniforms[:, 0])
-        tokens = choose_tokens(logits, sampling, seen, suppressed)
-        again = RowSampling(
-            sampled=sampling.sampled,
-            temperature=torch.full_like(sampling.temperature, AGAIN_TEMPERATURE),
-            top_k=sampling.top_k,
-            top_p=torch.full_like(sampling.top_p, AGAIN_TOP_P),
-            repetition_penalty=sampling.repetition_penalty,
-            uniforms=uniforms[:, 1].to(self._device),
-        )
-        repeated = sampling.sampled & seen.gather(1, tokens[:, None])[:, 0]
-        return torch.where(repeated, choose_tokens(logits, again, seen, suppressed), tokens)
+        uniforms = uniforms.to(self._device)
+        return choose_first(logits, self._sampling(rows, uniforms[:, 0]), uniforms[:, 1], seen, suppressed)
 
     def why_finished(self, row: SpeechRequest) -> str | None:
         return "stop" if row.generated[-1] == self._end else super().why_finished(row)
@@ -167,7 +168,7 @@ class SpeechModelRunner(FeedbackARModelRunner[SpeechRequest]):
     def emit(self, row: SpeechRequest) -> list[OutgoingMessage]:
         messages = []
         if row.frames and (row.finish_reason or len(row.frames) >= self._frames_per_chunk):
-            frames = SpeechFrames(torch.stack(row.frames).cpu(), row.stream)
+            frames = SpeechFrames(torch.tensor(row.frames), row.stream)
             row.frames = []
             messages.append(OutgoingMessage(row.request_id, "stream", frames, self._target))
         if row.finish_reason is not None:
@@ -183,5 +184,5 @@ class SpeechModelRunner(FeedbackARModelRunner[SpeechRequest]):
             top_k=torch.tensor([p.top_k for p in params], device=self._device),
             top_p=torch.tensor([p.top_p for p in params], device=self._device),
             repetition_penalty=torch.tensor([p.repetition_penalty for p in params], device=self._device),
-            uniforms=uniforms.to(self._device),
+            uniforms=uniforms,
         )

@@ -59,7 +59,7 @@ def create_tts_engine(
     model = load_dual_ar(model_path, config, torch_dtype, device, load_format)
     needs = KVNeeds("tts_engine", config.trunk, torch_dtype, config.context, max_running, prefill_tokens, 65536)
     tokens = needs.tokens(kv_tokens, memory)
-    fused_rows = captured_rows(kernels, "tts_engine", [model.trunk], max_running)
+    fused_rows = captured_rows(kernels, "tts_engine", [model.trunk, model.head.model], max_running)
     runner = SpeechModelRunner(model, vocoder_stage, frames_per_chunk, max_running, fused_rows)
     scheduler = TorchScheduler(runner, max_running, tokens, prefill_tokens, name="tts_engine")
     return on_own_stream(scheduler, device, priority=-1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,6 @@ from torch import nn
 
 from omni_python.layers.decoder import Decoder, DecoderConfig
 from omni_python.layers.frame_completer import FrameCompleter
-from omni_python.layers.fused_decoder import MAX_ROWS
 from omni_python.model_runner.sampler import draw
 from omni_python.models.loading.checkpoint import read_tensors
 from omni_python.models.loading.dummy import LoadFormat, draw_weights, is_dummy
@@ -22,9 +20,6 @@ from omni_python.models.qwen3_omni.weights import decoder_config, fill
 RESIDUAL_TOP_K = 50
 RESIDUAL_TOP_P = 0.8
 """How residual codes are drawn when the talker samples: fixed in Hugging Face's generation, at temperature 1."""
-
-Completion = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
-"""What `CodePredictor.forward` does."""
 
 
 class ResizeMLP(nn.Module):
@@ -70,8 +65,6 @@ class CodePredictor(FrameCompleter):
         self.lm_head = nn.ModuleList(
             nn.Linear(decoder.hidden, config.vocab_size, bias=False) for _ in range(self.groups - 1)
         )
-        self.fused: Completion | None = None
-        """Does the work in place of this module's own plain operations, where it is set."""
 
     def embed(self, group: int, codes: torch.Tensor) -> torch.Tensor:
         embedding: torch.Tensor = self.model.codec_embedding[group - 1](codes)
@@ -90,14 +83,6 @@ class CodePredictor(FrameCompleter):
         sampled, uniforms = sampling
         drawn = draw(logits, RESIDUAL_TOP_K, RESIDUAL_TOP_P, uniforms[:, group - 1])
         return torch.where(sampled, drawn, logits.argmax(dim=-1))
-
-    def _complete(
-        self, hidden: torch.Tensor, first: torch.Tensor, *sampling: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        if self.fused is not None and len(hidden) <= MAX_ROWS:
-            sampled, uniforms = sampling
-            return self.fused(hidden, first, sampled, uniforms)
-        return super()._complete(hidden, first, *sampling)
 
 
 class Talker(nn.Module):
