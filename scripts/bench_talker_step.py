@@ -96,7 +96,7 @@ def talker_parts(decode: Any, predictor: Any, rows: int, context: int) -> str:
     size = 1 << (rows - 1).bit_length()
     hidden = predictor.model.config.hidden
     x = torch.randn(size, hidden, device=DEVICE, dtype=torch.bfloat16)
-    where = where_of(decode._page_table, size, context, decode._model)
+    where = where_of(decode._tables.tensor, size, context, decode._model)
     sampled = torch.ones(size, dtype=torch.bool, device=DEVICE)
     uniforms = torch.rand(size, predictor.groups - 1, device=DEVICE)
     backbone = graph_of(lambda: decode.decoder(x.clone(), decode._cache, where))
@@ -179,7 +179,7 @@ def prepared(
     if allocated:
         decode = runner._decode
         assert decode is not None
-        decode._frames._free = list(range(len(decode._page_table) - 1))
+        decode._frames._free = list(range(len(decode._tables.tensor) - 1))
     return step
 
 
@@ -305,6 +305,14 @@ def side_stream() -> Iterator[None]:
     with torch.cuda.stream(stream):
         yield
     torch.cuda.current_stream().wait_stream(stream)
+
+
+def kernels_of(run: Callable[[], Any]) -> int:
+    """How many kernels, copies and fills a run is for the device."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as recorded:
+        run()
+        torch.cuda.synchronize()
+    return sum(event.device_type == torch.autograd.DeviceType.CUDA for event in recorded.events() or ())
 
 
 def profile(run: Callable[[], Any], path: Path) -> None:

@@ -10,18 +10,17 @@ from __future__ import annotations
 
 import argparse
 import json
-import queue
 import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
 
 import torch
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "backends")]
 
+from drive_stages import started, stopped, taken, voiced  # noqa: E402
 from tests.models.ming_omni.published import published_configs  # noqa: E402
 from tests.models.ming_omni.test_pipeline import RATE, STEP, pieces, sound  # noqa: E402
 from tests.models.ming_omni.test_seeing import image, picture, seen  # noqa: E402
@@ -49,7 +48,6 @@ from omni_python.models.text.options import GenerationOptions  # noqa: E402
 from omni_python.models.text.payloads import ThinkerResult  # noqa: E402
 from omni_python.preprocessing.media.loader import MediaLoader  # noqa: E402
 from omni_python.preprocessing.media.policy import MediaPolicy  # noqa: E402
-from omni_python.proto.payload import AudioOutput  # noqa: E402
 from omni_python.proto.request import AudioPart, ContentPart, Message, OmniRequest, TextPart  # noqa: E402
 from omni_python.proto.sampling import SamplingParams  # noqa: E402
 from omni_python.proto.work import IncomingMessage  # noqa: E402
@@ -104,7 +102,7 @@ def check_tiny(path: Path, gpu: int | None) -> None:
     latents, _ = spoken(talker, {"s": said}, "db30", sampling)
     error = float((latents["s"][:, :-1].double() - torch.cat(expected_speech.pieces)).abs().max())
     assert error < 1e-3, f"latents are off by {error}"
-    error = float((voiced(vae, latents["s"]).double() - reference.waveform(expected_speech.pieces)).abs().max())
+    error = float((voiced(vae, *whole(latents["s"])).double() - reference.waveform(expected_speech.pieces)).abs().max())
     assert error < 1e-4, f"the waveform is off by {error}"
     stopped(hears, sees, thinker, talker, vae)
     print(f"tiny checkpoint: sight, hearing, answer and speech are the plain model's (waveform within {error:.1e})")
@@ -121,10 +119,8 @@ def measure(path: Path, gpu: int) -> None:
         pictures = Pictures(torch.randn(rows * columns, 1536), torch.tensor([(1, rows, columns)]))
         start = time.perf_counter()
         sees.inbox.put(IncomingMessage("p", "new_request", pictures))
-        tokens = len(taken(sees).data.embeds)
-        print(
-            f"image_encoder, {16 * columns} x {16 * rows}: {tokens} tokens, {1000 * (time.perf_counter() - start):.1f} ms"
-        )
+        tokens, took = len(taken(sees).data.embeds), time.perf_counter() - start
+        print(f"image_encoder, {16 * columns} x {16 * rows}: {tokens} tokens, {1000 * took:.1f} ms")
     stopped(sees)
     del sees
     talker = create_talker(str(path), gpu, kv_tokens=65536, load_format="dummy")
@@ -142,7 +138,7 @@ def measure(path: Path, gpu: int) -> None:
         )
     for _ in range(2):
         start = time.perf_counter()
-        voiced(vae, latents["0"])
+        voiced(vae, *whole(latents["0"]))
         print(f"audio_vae (tiny backbone): {4 * steps} latents in {1000 * (time.perf_counter() - start):.1f} ms")
     stopped(talker, vae)
     del talker, vae
@@ -159,16 +155,6 @@ def measure(path: Path, gpu: int) -> None:
         print(f"thinker, {THINKER_LAYERS} layers, {together:2} at once: {1000 * took / 65:.2f} ms a token")
     stopped(thinker)
     print(f"{torch.cuda.max_memory_reserved(gpu) / 2**30:.1f} GiB reserved at most")
-
-
-def started(*schedulers: Scheduler) -> None:
-    for scheduler in schedulers:
-        scheduler.start()
-
-
-def stopped(*schedulers: Scheduler) -> None:
-    for scheduler in schedulers:
-        scheduler.stop()
 
 
 def answered(thinker: Scheduler, asked: dict[str, ChatInput]) -> dict[str, list[int]]:
@@ -203,27 +189,9 @@ def spoken(
     return {request_id: torch.cat(found) for request_id, found in parts.items()}, first
 
 
-def voiced(vae: Scheduler, latents: torch.Tensor) -> torch.Tensor:
-    vae.inbox.put(IncomingMessage("v", "stream_chunk", Latents(latents, True)))
-    vae.inbox.put(IncomingMessage("v", "new_request", LatentsResult(len(latents), "stop", True)))
-    samples = []
-    while True:
-        message = taken(vae)
-        assert isinstance(message.data, AudioOutput)
-        samples.append(torch.from_numpy(message.data.samples.copy()))
-        if message.type == "result":
-            return torch.cat(samples)
-
-
-def taken(scheduler: Scheduler) -> Any:
-    try:
-        message = scheduler.outbox.get(timeout=120)
-    except queue.Empty:
-        raise SystemExit("a stage is silent") from None
-    assert message is not None
-    if isinstance(message.data, Exception):
-        raise message.data
-    return message
+def whole(latents: torch.Tensor) -> tuple[Latents, LatentsResult]:
+    """All of a speech's latents at once, and its end."""
+    return Latents(latents, True), LatentsResult(len(latents), "stop", True)
 
 
 if __name__ == "__main__":

@@ -1,19 +1,19 @@
 """Checks Fish Audio S2-Pro on a GPU, and measures it: `python scripts/check_s2_pro_gpu.py [--published-size]`.
 
 First the tiny checkpoint, in float32: greedy codes and waveform must be those of the plain float64 model. Then, where
-asked, random weights in the published size: each first code that captured decode steps choose must be the likeliest, up
-to bfloat16's rounding, when plain operations compute the whole sequence at once; then a step of the engine, a window of
-the vocoder, and what follows from them.
+asked, random weights in the published size: each code that captured decode steps choose must be the likeliest, up to
+bfloat16's rounding, when plain operations compute the whole sequence at once; then a step of the engine and its parts
+on the device, a window of the vocoder, and what follows from them. `--gpu -1` tries the first part on the CPU.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import queue
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,8 @@ import torch
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "backends")]
 
+from bench_talker_step import events, graph_of, kernels_of  # noqa: E402
+from drive_stages import started, stopped, taken, voiced  # noqa: E402
 from tests.models.fish_s2_pro.published import published_config  # noqa: E402
 from tests.oracle.fish_s2_pro_reference import FRAME, RATE, Reference  # noqa: E402
 
@@ -29,7 +31,6 @@ from omni_python.layers.kv_cache import PAGE_TOKENS, AttentionPlan, KVRow  # noq
 from omni_python.models.fish_s2_pro import tiny  # noqa: E402
 from omni_python.models.fish_s2_pro.payloads import SpeechFrames, SpeechPrompt, SpeechResult  # noqa: E402
 from omni_python.models.fish_s2_pro.stages import create_tts_engine, create_vocoder  # noqa: E402
-from omni_python.proto.payload import AudioOutput  # noqa: E402
 from omni_python.proto.sampling import SamplingParams  # noqa: E402
 from omni_python.proto.work import IncomingMessage  # noqa: E402
 from omni_python.scheduling.base import Scheduler  # noqa: E402
@@ -37,6 +38,8 @@ from omni_python.scheduling.torch_scheduler import TorchScheduler  # noqa: E402
 
 SEEDS = (0, 5, 12, 13, 15, 17, 20, 22)
 """Of random prompts whose greedy choices have clear margins."""
+MOST_SHORT = 0.2
+"""Standard deviations of a position's logits that a choice may be below the likeliest: bfloat16's rounding."""
 
 
 def main() -> None:
@@ -45,12 +48,12 @@ def main() -> None:
     parser.add_argument("--published-size", action="store_true", help="measure random weights in the published size")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        check_tiny(Path(folder) / "tiny", args.gpu)
+        check_tiny(Path(folder) / "tiny", None if args.gpu < 0 else args.gpu)
         if args.published_size:
             measure(Path(folder), args.gpu)
 
 
-def check_tiny(path: Path, gpu: int) -> None:
+def check_tiny(path: Path, gpu: int | None) -> None:
     tiny.build(path)
     reference = Reference(path)
     engine = create_tts_engine(str(path), gpu, kv_tokens=4096, dtype="float32")
@@ -64,12 +67,11 @@ def check_tiny(path: Path, gpu: int) -> None:
         assert frames[name].tolist() == expected.codes.T.tolist(), f"prompt {name}: other codes on the GPU"
         if not len(frames[name]):
             continue
-        samples = voiced(vocoder, name, frames[name])
+        samples = voiced(vocoder, *whole(frames[name]))
         error = float((samples.double() - reference.waveform(expected.codes)).abs().max())
         assert len(samples) == len(frames[name]) * FRAME and error < 1e-4, f"prompt {name}: off by {error}"
-    engine.stop()
-    vocoder.stop()
-    print(f"tiny checkpoint: {len(prompts)} greedy speeches are the plain model's, on the GPU")
+    stopped(engine, vocoder)
+    print(f"tiny checkpoint: {len(prompts)} greedy speeches are the plain model's")
 
 
 def measure(folder: Path, gpu: int) -> None:
@@ -98,10 +100,26 @@ def measure(folder: Path, gpu: int) -> None:
         )
     for count in (40, 100, 100):
         start = time.perf_counter()
-        voiced(vocoder, "v", frames["0"][:count])
+        voiced(vocoder, *whole(frames["0"][:count]))
         print(f"vocoder: {count} frames in {1000 * (time.perf_counter() - start):.1f} ms")
-    engine.stop()
-    vocoder.stop()
+    stopped(engine, vocoder)
+    time_parts(engine)
+
+
+def time_parts(engine: TorchScheduler[Any]) -> None:
+    """What a captured step, as the last requests left its input, takes on the device."""
+    decode = engine._runner._decode  # type: ignore[attr-defined]
+    assert decode is not None, "decode steps are not captured"
+    with torch.inference_mode():
+        for rows, size in sorted(decode._step._sizes.items()):
+            hidden = decode.trunk(size.inputs)
+            parts = {
+                "whole": size.graph.replay,
+                "trunk": graph_of(partial(decode.trunk, size.inputs)),
+                "choice and head": graph_of(partial(decode.complete, size.inputs, hidden)),
+            }
+            told = ", ".join(f"{name} {events(run):.2f} ms ({kernels_of(run)} kernels)" for name, run in parts.items())
+            print(f"step of {rows:2} rows on the device: {told}", flush=True)
 
 
 def check_captured(engine: TorchScheduler[Any], config: dict[str, Any], gpu: int) -> None:
@@ -117,10 +135,27 @@ def check_captured(engine: TorchScheduler[Any], config: dict[str, Any], gpu: int
         positions = torch.arange(len(embeds), device=frames.device).expand(3, -1)
         hidden, _ = model.trunk(embeds, positions, model.trunk.new_cache(pages), plan)
         logits = model.speak(hidden[len(start) - 1 :]).float()[:, :-1]
-    short = logits.amax(dim=1) - logits.gather(1, frames[:, :1])[:, 0]
+        # The head's whole sequence too: the trunk's output, and all codes but the last.
+        head, books = model.head, frames.shape[1]
+        x = torch.cat((hidden[len(start) - 1 :, None], head.embeddings(frames[:, :-1])), dim=1)
+        rows = [KVRow([row], 0, books) for row in range(len(frames))]
+        positions = torch.arange(books, device=frames.device).repeat(len(frames)).expand(3, -1)
+        plan = AttentionPlan.build(rows, frames.device)
+        made, _ = head.model(x.flatten(0, 1), positions, head.model.new_cache(len(frames)), plan)
+        others = head.output(made.view(len(frames), books, -1)[:, 1:]).float()
+    told("first codes", logits, frames[:, 0])
+    told("other codes", others.flatten(0, 1), frames[:, 1:].flatten())
+
+
+def told(what: str, logits: torch.Tensor, chosen: torch.Tensor) -> None:
+    """Raises AssertionError where a greedy choice [n] is not the likeliest by plain `logits` [n, V], nor nearly so."""
+    short = logits.amax(dim=1) - logits.gather(1, chosen[:, None])[:, 0]
     worst = float((short / logits.std(dim=1)).max())
-    print(f"captured steps: {int((short == 0).sum())} of {len(frames)} likeliest codes, at worst {worst:.3f} std short")
-    assert worst < 0.2, "captured steps choose codes that plain operations do not"
+    count = int((short == 0).sum())
+    print(
+        f"captured steps: {count} of {len(short)} {what} are the likeliest, at worst {worst:.3f} std short", flush=True
+    )
+    assert worst < MOST_SHORT, "captured steps choose codes that plain operations do not"
 
 
 def prompt(
@@ -134,11 +169,6 @@ def prompt(
     return SpeechPrompt(torch.cat((before, frames[0] + start, after)), frames, sampling, stream=True)
 
 
-def started(*schedulers: Scheduler) -> None:
-    for scheduler in schedulers:
-        scheduler.start()
-
-
 def spoken(engine: Scheduler, prompts: dict[str, SpeechPrompt]) -> tuple[dict[str, torch.Tensor], float]:
     """Each prompt's frames [n, books], and the seconds until the first came."""
     start = time.perf_counter()
@@ -147,38 +177,17 @@ def spoken(engine: Scheduler, prompts: dict[str, SpeechPrompt]) -> tuple[dict[st
     frames: dict[str, list[torch.Tensor]] = {name: [torch.zeros(0, 10, dtype=torch.int64)] for name in prompts}
     waiting, first = len(prompts), 0.0
     while waiting:
-        data = _next(engine)
-        match data.data:
-            case SpeechFrames(codes):
-                first = first or time.perf_counter() - start
-                frames[data.request_id].append(codes)
-            case SpeechResult():
-                waiting -= 1
-            case other:
-                raise other
+        message = taken(engine)
+        if isinstance(message.data, SpeechFrames):
+            first = first or time.perf_counter() - start
+            frames[message.request_id].append(message.data.codes)
+        waiting -= isinstance(message.data, SpeechResult)
     return {name: torch.cat(parts) for name, parts in frames.items()}, first
 
 
-def voiced(vocoder: Scheduler, request_id: str, frames: torch.Tensor) -> torch.Tensor:
-    vocoder.inbox.put(IncomingMessage(request_id, "stream_chunk", SpeechFrames(frames, True)))
-    vocoder.inbox.put(IncomingMessage(request_id, "new_request", SpeechResult(len(frames), "stop", True)))
-    pieces = []
-    while True:
-        message = _next(vocoder)
-        if not isinstance(message.data, AudioOutput):
-            raise message.data
-        pieces.append(torch.from_numpy(message.data.samples.copy()))
-        if message.type == "result":
-            return torch.cat(pieces)
-
-
-def _next(scheduler: Scheduler) -> Any:
-    try:
-        message = scheduler.outbox.get(timeout=120)
-    except queue.Empty:
-        raise SystemExit("a stage is silent") from None
-    assert message is not None
-    return message
+def whole(frames: torch.Tensor) -> tuple[SpeechFrames, SpeechResult]:
+    """All of a speech's frames at once, and its end."""
+    return SpeechFrames(frames, True), SpeechResult(len(frames), "stop", True)
 
 
 if __name__ == "__main__":
