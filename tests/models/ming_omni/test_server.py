@@ -28,6 +28,7 @@ from omni_python.serve.openai.app import create_app
 from omni_python.serve.openai.server import HttpServer
 from omni_python.serve.triton_server import ServerOptions, TritonServer
 from tests.models.ming_omni.test_pipeline import RATE, STEP, pieces
+from tests.models.ming_omni.test_seeing import image, picture, seen
 from tests.oracle.ming_omni_reference import Reference
 
 QUESTION = "Draw."
@@ -115,6 +116,18 @@ def test_openai(server: TritonServer) -> None:
         assert audio is not None
         with wave.open(io.BytesIO(base64.b64decode(audio.data))) as file:
             assert (file.getframerate(), file.getnframes()) == (RATE, SAMPLES)
+
+
+def test_a_picture_is_seen(client: OmniClient, ming_reference: Reference, tmp_path: Path) -> None:
+    shown = picture(96, 64, 1)
+    (tmp_path / "shown.png").write_bytes(image(shown).data.tobytes())
+    film = seen(ming_reference, shown)
+    asked = ming_reference.prompt(ming_reference.picture(film[1]) + "What is it?", films=[film])
+    expected = ming_reference.answer(asked, 10)
+    assert expected.margin > 1e-3, "too close to call in float32; take another picture"
+    images, sampling = [tmp_path / "shown.png"], {"max_tokens": 10}
+    answer = client.chat("What is it?", images=images, modalities=["text"], sampling=sampling)
+    assert answer.text == ming_reference.text(expected.tokens)
 
 
 def test_images_are_refused_by_name(client: OmniClient) -> None:
