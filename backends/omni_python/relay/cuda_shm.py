@@ -26,6 +26,7 @@ from omni_python.relay.base import CreditFn, RelayOperation, RelaySettings, Tran
 from omni_python.relay.device import GRAIN, DeviceRelay, Gpu, Leases
 from omni_python.relay.gates import Gates
 from omni_python.relay.slots import OutOfSlots, Slot
+from omni_python.relay.waking import LARGE
 
 EVENTS = 64
 """Events of a pool, one for each slot that is out."""
@@ -136,7 +137,7 @@ class CudaShmRelay(DeviceRelay[CudaRef]):
         self._copy(slot, part, start, end)
 
     def _lend(self, slot: Slot, nbytes: int, readers: Sequence[int]) -> RelayOperation[CudaRef]:
-        if self.awake is not None and any(self._is_elsewhere(reader) for reader in readers):
+        if nbytes >= LARGE and self.awake is not None and any(self._is_elsewhere(reader) for reader in readers):
             slot.on_free = self.awake.during(nbytes, partial(self._free_event, slot.generation))
         return super()._lend(slot, nbytes, readers)
 

@@ -90,15 +90,18 @@ class EncodedPayload:
     def place(self) -> int:
         """The address at which the tensors lie already just as `write_to` would put them there; 0 where they do not,
         or there are none."""
-        if not self._buffers:
-            return 0
-        address = address_of(self._buffers[0][1])
-        return address if all(address_of(source) == address + offset for offset, source in self._buffers[1:]) else 0
+        place = 0
+        for offset, source in self._buffers:
+            address = address_of(source) - offset if source.flags.c_contiguous else 0
+            if address == 0 or place not in (0, address):
+                return 0
+            place = address
+        return place
 
     def write_to(self, buffer: np.ndarray) -> None:
         """Copy the tensors into `buffer`, uint8 [at least nbytes]."""
         for offset, source in self._buffers:
-            buffer[offset : offset + source.nbytes] = _as_bytes(source)
+            buffer[offset : offset + source.nbytes] = np.ascontiguousarray(source).reshape(-1).view(_UINT8)
 
     def inline(self) -> bytes:
         """The tensors as one bytes object, for a message that carries them itself."""
@@ -120,7 +123,7 @@ class _Lifter:
     def __init__(self) -> None:
         self.encode = msgspec.msgpack.Encoder(enc_hook=self._lift).encode
         self.keep_cuda: int | None = None
-        self._buffers: list[tuple[int, np.ndarray]] = []  # (offset, contiguous array)
+        self._buffers: list[tuple[int, np.ndarray]] = []  # (offset, array)
         self._nbytes = self._tensors = 0
         self._device = _NOTHING_ON_DEVICE
 
@@ -157,7 +160,7 @@ class _Lifter:
         if not nbytes:
             return extension(dtype, shape, 0, 0, False)
         offset = self._nbytes
-        self._buffers.append((offset, array if array.flags.c_contiguous else np.ascontiguousarray(array)))
+        self._buffers.append((offset, array))
         self._nbytes = aligned(offset + nbytes)
         return extension(dtype, shape, offset, nbytes, False)
 
@@ -186,11 +189,6 @@ def address_of(array: np.ndarray) -> int:
         start = ctypes.c_char.from_buffer(array)  # type: ignore[arg-type]  # numpy 1 is not typed as a buffer
         return ctypes.addressof(start)  # a third of what numpy's own way costs
     return int(array.ctypes.data)
-
-
-def _as_bytes(array: np.ndarray) -> np.ndarray:
-    """uint8 [nbytes] over a contiguous array's memory."""
-    return array.reshape(-1).view(_UINT8)
 
 
 def _on_host(tensor: Any) -> np.ndarray:
