@@ -17,6 +17,7 @@ from omni_python.proto.errors import OmniError
 from omni_python.proto.payload import AudioOutput, Payload, TextOutput
 from omni_python.proto.timing import StageTiming
 from omni_python.proto.trace import Trace
+from omni_python.relay.put_off import call_later
 
 STOP_TIMEOUT = 5.0
 """Seconds to wait for a thread that is still sending when the server stops."""
@@ -157,7 +158,7 @@ class AnswerThreads:
         backlog = self._backlogs.get(request_id)
         if backlog is None:
             self._backlogs[request_id] = deque((send,))
-            self._turns.put(request_id)
+            call_later(self._turns.put, request_id)
         else:
             backlog.append(send)
 

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 
-HELD_UP = 0.1
+HELD_UP = 0.25
 """Seconds after which a call counts as held up, by a client that does not read: another thread then goes on."""
 
 PAUSE = 10.0

@@ -20,6 +20,7 @@ from omni_python.proto.errors import DeadlineExceeded, ErrorCode, OmniError, Una
 from omni_python.proto.payload import Payload
 from omni_python.proto.timing import StageTiming
 from omni_python.proto.work import IncomingMessage, OutgoingMessage
+from omni_python.relay.put_off import call_later
 from omni_python.scheduling.base import Scheduler
 from omni_python.scheduling.fair_queue import DirectQueue
 
@@ -171,7 +172,7 @@ class Stage:
                 if ready is not None and not request.queued:
                     self._queued(request_id, request)
             if ready is not None and not self._is_overdue(request_id, deadline):
-                self.scheduler.inbox.put(IncomingMessage(request_id, "new_request", ready))
+                self._give(IncomingMessage(request_id, "new_request", ready))
         except Exception as error:
             self.fail(request_id, error)
 
@@ -191,7 +192,7 @@ class Stage:
         if chunk_id != due:
             self.fail(request_id, OmniError(f"chunk {chunk_id} from {source} came where {due} was due"))
             return
-        self.scheduler.inbox.put(IncomingMessage(request_id, "stream_chunk", payload))
+        self._give(IncomingMessage(request_id, "stream_chunk", payload))
 
     def on_stream_done(self, request_id: str, source: str, chunks: int, deadline: float = math.inf) -> None:
         if (tap := self.taps.get(request_id)) is not None:
@@ -204,7 +205,7 @@ class Stage:
         if chunks != arrived:
             self.fail(request_id, OmniError(f"{source} sent {chunks} chunks and {arrived} arrived"))
             return
-        self.scheduler.inbox.put(IncomingMessage(request_id, "stream_done"))
+        self._give(IncomingMessage(request_id, "stream_done"))
 
     def abort(self, request_id: str) -> None:
         """Drop a request, known or not yet known."""
@@ -238,6 +239,10 @@ class Stage:
     def open_requests(self) -> list[str]:
         with self._lock:
             return list(self._open)
+
+    def _give(self, message: IncomingMessage) -> None:
+        """Wakes the scheduler's thread, which can do nothing before a receiving thread is done with its message."""
+        call_later(self.scheduler.inbox.put, message)
 
     def _tapped(self, request_id: str, kind: InputKind, source: str, payload: Payload) -> Payload:
         tap = self.taps.get(request_id)

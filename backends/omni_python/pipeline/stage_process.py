@@ -8,8 +8,9 @@ import signal
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 from omni_python.control.deaths import DeathWatch
 from omni_python.control.directory import leave_directory, socket_address
@@ -135,6 +136,15 @@ class StageProcess:
         self._profiler = ProcessProfiler(name, self._endpoint.epoch, self._profile_others)
         recordings = record_directory()
         self._recorder = None if recordings is None else Recorder(recordings, pipeline, process, self.stages)
+        self._handlers: dict[type[ControlMessage], Callable[[Any], object]] = {
+            DataReadyMessage: self._on_data,
+            SubmitMessage: self._on_submit,
+            AbortMessage: self._abort,
+            PeersMessage: self._on_peers,
+            GoodbyeMessage: lambda message: self._released.set(),
+            ProfileMessage: self._profiler.start,
+            StopProfileMessage: self._profiler.stop,
+        }
         self._registration = threading.Thread(target=self._stay_registered, name="omni-register", daemon=True)
 
     @property
@@ -376,23 +386,11 @@ class StageProcess:
     # -- receiving thread
 
     def _on_message(self, message: ControlMessage) -> None:
-        match message:
-            case DataReadyMessage():
-                self._on_data(message)
-            case SubmitMessage():
-                self._on_submit(message)
-            case AbortMessage():
-                self._abort(message)
-            case PeersMessage():
-                self._on_peers(message)
-            case GoodbyeMessage():
-                self._released.set()
-            case ProfileMessage():
-                self._profiler.start(message)
-            case StopProfileMessage():
-                self._profiler.stop(message)
-            case _:
-                log.warning("a stage process got a %s", type(message).__name__)
+        handle = self._handlers.get(type(message))
+        if handle is None:
+            log.warning("a stage process got a %s", type(message).__name__)
+        else:
+            handle(message)
 
     def _abort(self, message: AbortMessage) -> None:
         if not message.stages:
