@@ -136,7 +136,7 @@ class Carrier:
         May wait for a slot. Raises `CodecError`, `Unavailable`, and `Cancelled` when the request ends meanwhile.
         """
         same_host, on_device = self._routes.get(tuple(readers)) or self._route(readers)
-        encoded = EncodedPayload(payload, keep_cuda=None if on_device is None else on_device.gpu.index)
+        encoded = EncodedPayload(payload, None if on_device is None else on_device.gpu.index)
         if encoded.nbytes <= INLINE_LIMIT and not encoded.device.nbytes:  # what most are, by the shortest way
             self.carried["inline"] += 1
             return Envelope(encoded.type, encoded.body, encoded.inline())

@@ -14,8 +14,9 @@ from omni_python.relay.reads import ReadRelay, Region
 from omni_python.relay.slots import Slot
 
 HOST = "127.0.0.1"
-"""Where peers find each other. The engine's ports ask nobody who they are, and it listens on all interfaces whatever
-`MC_TCP_BIND_ADDRESS` says (seen with 0.3.13), hence the warning; between hosts it is refused."""
+"""Where peers find each other. The engine's ports ask nobody who they are, and it listens with both on all interfaces
+whatever `MC_TCP_BIND_ADDRESS`, or any other of its variables, says (seen with 0.3.13), hence the warning; between hosts
+it is refused."""
 
 log = logging.getLogger(__name__)
 
