@@ -54,8 +54,8 @@ class Recogniser:
         self._model = load_whisper(path, dtype, device)
         self._tokenizer = load_tokenizer(path)
         self._dtype, self._device = dtype, device
-        self._mel = LogMel(self._model.sizes.mel_bins, device)
-        self._longest = self._model.sizes.sound_positions * SAMPLES_PER_POSITION
+        self._mel = LogMel(self._model.sizes.encoder.mel_bins, device)
+        self._longest = self._model.sizes.encoder.positions * SAMPLES_PER_POSITION
         self._window = min(int(window_s * SAMPLE_RATE), self._longest)
         self._margin = int(margin_s * SAMPLE_RATE)
         config = load_config(path)

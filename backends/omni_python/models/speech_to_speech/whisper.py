@@ -13,22 +13,18 @@ from torch import nn
 
 from omni_python.models.loading.checkpoint import CheckpointError, load_config, read_tensors
 from omni_python.models.loading.modules import assign, on_meta
+from omni_python.models.media.whisper_encoder import Attention, EncoderSizes, Layer, WhisperEncoder
 
 
 @dataclass(frozen=True)
 class WhisperSizes:
-    """Of a checkpoint's config.json. The encoder gives one of at most `sound_positions` vectors for two mel frames."""
+    """Of a checkpoint's config.json; the decoder is as wide as the encoder."""
 
-    width: int
-    mel_bins: int
-    encoder_layers: int
-    encoder_heads: int
-    encoder_inner: int
+    encoder: EncoderSizes
     decoder_layers: int
     decoder_heads: int
     decoder_inner: int
     vocabulary: int
-    sound_positions: int
     text_positions: int
 
     @classmethod
@@ -36,85 +32,22 @@ class WhisperSizes:
         """Raises `CheckpointError` where a field is missing."""
         try:
             return cls(
-                config["d_model"],
-                config["num_mel_bins"],
-                config["encoder_layers"],
-                config["encoder_attention_heads"],
-                config["encoder_ffn_dim"],
+                EncoderSizes(
+                    mel_bins=config["num_mel_bins"],
+                    width=config["d_model"],
+                    heads=config["encoder_attention_heads"],
+                    inner=config["encoder_ffn_dim"],
+                    layers=config["encoder_layers"],
+                    positions=config["max_source_positions"],
+                ),
                 config["decoder_layers"],
                 config["decoder_attention_heads"],
                 config["decoder_ffn_dim"],
                 config["vocab_size"],
-                config["max_source_positions"],
                 config["max_target_positions"],
             )
         except KeyError as error:
             raise CheckpointError(f"config.json of a Whisper checkpoint needs {error}") from None
-
-
-class Attention(nn.Module):
-    def __init__(self, width: int, heads: int) -> None:
-        super().__init__()
-        self._heads = heads
-        self.q_proj = nn.Linear(width, width)
-        self.k_proj = nn.Linear(width, width, bias=False)
-        self.v_proj = nn.Linear(width, width)
-        self.out_proj = nn.Linear(width, width)
-
-    def keys_values(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Of [n, width]: each [heads, n, head width]."""
-        return self._split(self.k_proj(hidden)), self._split(self.v_proj(hidden))
-
-    def forward(self, hidden: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, causal: bool) -> torch.Tensor:
-        """`hidden` [n, width]. With `causal` the keys are of the n positions themselves."""
-        queries = self._split(self.q_proj(hidden))
-        mixed = F.scaled_dot_product_attention(queries[None], keys[None], values[None], is_causal=causal)[0]
-        projected: torch.Tensor = self.out_proj(mixed.transpose(0, 1).flatten(1))
-        return projected
-
-    def _split(self, projected: torch.Tensor) -> torch.Tensor:
-        return projected.unflatten(-1, (self._heads, -1)).transpose(0, 1)
-
-
-class Layer(nn.Module):
-    """Of the encoder; that of the decoder also attends to the sound."""
-
-    def __init__(self, width: int, heads: int, inner: int) -> None:
-        super().__init__()
-        self.self_attn = Attention(width, heads)
-        self.self_attn_layer_norm = nn.LayerNorm(width)
-        self.fc1 = nn.Linear(width, inner)
-        self.fc2 = nn.Linear(inner, width)
-        self.final_layer_norm = nn.LayerNorm(width)
-
-    def feed_forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        return hidden + self.fc2(F.gelu(self.fc1(self.final_layer_norm(hidden))))
-
-    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        normed = self.self_attn_layer_norm(hidden)
-        hidden = hidden + self.self_attn(normed, *self.self_attn.keys_values(normed), causal=False)
-        return self.feed_forward(hidden)
-
-
-class Encoder(nn.Module):
-    def __init__(self, sizes: WhisperSizes) -> None:
-        super().__init__()
-        self.conv1 = nn.Conv1d(sizes.mel_bins, sizes.width, 3, padding=1)
-        self.conv2 = nn.Conv1d(sizes.width, sizes.width, 3, stride=2, padding=1)
-        self.embed_positions = nn.Embedding(sizes.sound_positions, sizes.width)
-        self.layers = nn.ModuleList(
-            Layer(sizes.width, sizes.encoder_heads, sizes.encoder_inner) for _ in range(sizes.encoder_layers)
-        )
-        self.layer_norm = nn.LayerNorm(sizes.width)
-
-    def forward(self, mel: torch.Tensor) -> torch.Tensor:
-        """`mel` [mel bins, 2n] -> [n, width]."""
-        hidden = F.gelu(self.conv2(F.gelu(self.conv1(mel[None]))))[0].T
-        hidden = hidden + self.embed_positions.weight[: len(hidden)]
-        for layer in self.layers:
-            hidden = layer(hidden)
-        normed: torch.Tensor = self.layer_norm(hidden)
-        return normed
 
 
 class DecoderLayer(Layer):
@@ -139,12 +72,13 @@ class TextCache:
 class Decoder(nn.Module):
     def __init__(self, sizes: WhisperSizes) -> None:
         super().__init__()
-        self.embed_tokens = nn.Embedding(sizes.vocabulary, sizes.width)
-        self.embed_positions = nn.Embedding(sizes.text_positions, sizes.width)
+        width = sizes.encoder.width
+        self.embed_tokens = nn.Embedding(sizes.vocabulary, width)
+        self.embed_positions = nn.Embedding(sizes.text_positions, width)
         self.layers = nn.ModuleList(
-            DecoderLayer(sizes.width, sizes.decoder_heads, sizes.decoder_inner) for _ in range(sizes.decoder_layers)
+            DecoderLayer(width, sizes.decoder_heads, sizes.decoder_inner) for _ in range(sizes.decoder_layers)
         )
-        self.layer_norm = nn.LayerNorm(sizes.width)
+        self.layer_norm = nn.LayerNorm(width)
 
     @property
     def decoder_layers(self) -> list[DecoderLayer]:
@@ -180,7 +114,7 @@ class Whisper(nn.Module):
     def __init__(self, sizes: WhisperSizes) -> None:
         super().__init__()
         self.sizes = sizes
-        self.encoder = Encoder(sizes)
+        self.encoder = WhisperEncoder(sizes.encoder)
         self.decoder = Decoder(sizes)
 
 
