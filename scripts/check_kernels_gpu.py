@@ -78,8 +78,8 @@ def expect(name: str, value: float, most: float) -> None:
 
 
 def check_linear(bench: Bench) -> None:
-    """The products of a layer of the thinker."""
-    for out, inner in ((5120, 2048), (2048, 4096), (129, 2048), (128, 1024)):
+    """The products of a layer of the thinker, and two of S2-Pro's, whose sizes are no powers of two."""
+    for out, inner in ((5120, 2048), (2048, 4096), (129, 2048), (128, 1024), (6144, 2560), (2560, 9728)):
         weight = randn(out, inner, scale=inner**-0.5)
         for rows in (1, 4, 8, 16, 32, 64, 128, 512):
             x = randn(rows, inner)

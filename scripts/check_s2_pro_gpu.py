@@ -118,7 +118,9 @@ def time_parts(engine: TorchScheduler[Any]) -> None:
                 "trunk": graph_of(partial(decode.trunk, size.inputs)),
                 "choice and head": graph_of(partial(decode.complete, size.inputs, hidden)),
             }
-            told = ", ".join(f"{name} {events(run):.2f} ms ({kernels_of(run)} kernels)" for name, run in parts.items())
+            told = ", ".join(
+                f"{name} {events(run):.2f} ms ({kernels_of(run) or 'unknown'} kernels)" for name, run in parts.items()
+            )
             print(f"step of {rows:2} rows on the device: {told}", flush=True)
 
 

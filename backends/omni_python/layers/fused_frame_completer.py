@@ -61,6 +61,7 @@ class FusedFrameCompleter:
         `temperature` (0: the likeliest), `top_p` float32 [B], `top_k` [B] (0: all), `uniforms` [B, groups - 1] in 0..1.
         """
         rows = len(hidden)
+        top_k = top_k.to(torch.int32)
         codes = torch.empty(rows, len(self._heads), dtype=torch.int64, device=hidden.device)
         total = torch.zeros(hidden.shape, dtype=torch.float32, device=hidden.device)
         x = torch.stack((hidden, first), dim=1).flatten(0, 1)

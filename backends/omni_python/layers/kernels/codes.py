@@ -93,7 +93,11 @@ def _draw_of(keys, kept, temperature, top_p, uniform, VOCAB: tl.constexpr, SORTE
     return drawn(value, code, kept, VOCAB, temperature, top_p, uniform)
 
 
-@triton.jit
+# Compiling takes long, and where a single number lies in memory does not matter to it.
+@triton.jit(
+    do_not_specialize=["uniforms_stride", "codes_stride"],
+    do_not_specialize_on_alignment=["temperature_ptr", "top_k_ptr", "top_p_ptr", "uniforms_ptr", "codes_ptr"],
+)
 def _draw_codes(
     logits_ptr,
     embedding_ptr,

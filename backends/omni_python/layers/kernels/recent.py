@@ -61,7 +61,13 @@ def _both_draws(
     return once, again
 
 
-@triton.jit
+# Compiling takes long, and where a single number lies in memory does not matter to it.
+@triton.jit(
+    do_not_specialize=["recent_stride", "uniforms_stride"],
+    do_not_specialize_on_alignment=[
+        "recent_ptr", "temperature_ptr", "top_k_ptr", "top_p_ptr", "penalty_ptr", "not_last_ptr", "uniforms_ptr",
+    ],
+)  # fmt: skip
 def _choose_with_recent(
     logits_ptr,
     recent_ptr,
