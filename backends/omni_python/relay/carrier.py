@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -58,11 +57,6 @@ def relay_of(ref: Ref) -> str:
     return _RELAY_OF[type(ref)]
 
 
-class _OfThread(threading.local):
-    def __init__(self) -> None:
-        self.decoder = PayloadDecoder()
-
-
 class Carrier:
     """All relays of a process. Peers are known by epoch. Thread-safe.
 
@@ -100,7 +94,7 @@ class Carrier:
         self._by_ref = {kind: self._relays[name] for kind, name in _RELAY_OF.items() if name in self._relays}
         self.travelling = frozenset(kind for kind, relay in self._by_ref.items() if relay.travels)
         """What refs are like whose bytes have yet to come when their message has."""
-        self._thread = _OfThread()
+        self._idle: list[PayloadDecoder] = []
         self.carried: defaultdict[str, int] = defaultdict(int)  # a Counter's items take five times as long to set
         """Payloads sent, by way."""
 
@@ -186,7 +180,14 @@ class Carrier:
         """
         device = None if envelope.device is None else self._device_view(sender, envelope)
         buffer = envelope.inline if envelope.ref is None else self._view(sender, envelope.ref)
-        return self._thread.decoder.decode(envelope.type, envelope.body, buffer, device)
+        try:
+            decoder = self._idle.pop()
+        except IndexError:
+            decoder = PayloadDecoder()
+        try:
+            return decoder.decode(envelope.type, envelope.body, buffer, device)
+        finally:
+            self._idle.append(decoder)
 
     def _device_view(self, sender: int, envelope: Envelope) -> Any:
         """The envelope's tensors on the GPU; where they cannot be read, those on the host are given back, too."""

@@ -29,7 +29,7 @@ warnings.filterwarnings("ignore", message="The given NumPy array is not writable
 
 
 class PayloadDecoder:
-    """Turns bodies and buffers back into payloads. Not thread-safe: one a thread."""
+    """Turns bodies and buffers back into payloads. Not thread-safe: one at a time."""
 
     def __init__(self) -> None:
         self._decoders: dict[str, msgspec.msgpack.Decoder[Any]] = {}

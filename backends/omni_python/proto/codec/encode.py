@@ -47,10 +47,12 @@ class DevicePart:
 
     def place(self) -> int:
         """The address at which the tensors lie already just as they would be laid there; 0 where they do not."""
-        if not self.sources:
-            return 0
-        address = self.sources[0][1]
-        return address if all(source == address + offset for offset, source, _ in self.sources[1:]) else 0
+        place = 0
+        for offset, source, _ in self.sources:
+            if place not in (0, source - offset):
+                return 0
+            place = source - offset
+        return place
 
 
 _NOTHING_ON_DEVICE = DevicePart()
