@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import random
+
+import msgspec
+
 from omni_python.planning.costs import Costs, Device, StageCost, check_costs
 
 
@@ -53,6 +57,52 @@ def speech_costs(thinker: str = "gpu0", speech: str = "gpu1") -> Costs:
                 streams_from="talker_ar",
                 needs=10,
                 output="audio",
+            ),
+        },
+    )
+    check_costs(costs)
+    return costs
+
+
+def text_costs() -> Costs:
+    """The same without its speech, which text does not wait for."""
+    costs = speech_costs()
+    stages = {name: stage for name, stage in costs.stages.items() if name not in ("talker_ar", "code2wav")}
+    return msgspec.structs.replace(
+        costs, stages=stages, devices={name: costs.devices[name] for name in ("host", "gpu0")}
+    )
+
+
+def some_costs(seed: int) -> Costs:
+    """Preprocessing, an encoder that some need, on the thinker's GPU or its own, and a thinker: faster or slower."""
+    chance = random.Random(seed)
+    uniform = chance.uniform
+    encoder = chance.choice(["gpu0", "gpu0", "gpu1"])
+    costs = Costs(
+        devices={"host": Device(cores=4, other_ms=uniform(0, 4)), "gpu0": Device(gpus=1), encoder: Device(gpus=1)},
+        stages={
+            "preprocessing": StageCost(
+                device="host", fixed_ms=uniform(1, 10), cv=uniform(0, 0.8), workers=chance.choice([1, 2, 4])
+            ),
+            "encoder": StageCost(
+                device=encoder,
+                fixed_ms=uniform(2, 12),
+                per_row_ms=uniform(0.5, 5),
+                max_batch=chance.choice([1, 4, 8]),
+                share=uniform(0.1, 0.9),
+                after=["preprocessing"],
+            ),
+            "thinker": StageCost(
+                device="gpu0",
+                kind="loop",
+                first_ms=uniform(4, 25),
+                fixed_ms=uniform(3, 15),
+                per_row_ms=uniform(0.05, 0.6),
+                steps=chance.randrange(15, 40),
+                steps_cv=uniform(0, 0.5),
+                max_batch=64,
+                after=["preprocessing", "encoder"],
+                output="text",
             ),
         },
     )

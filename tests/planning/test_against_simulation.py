@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import random
+
 import numpy as np
 import pytest
 
 from omni_python.planning.capacity import device_limits, saturation
 from omni_python.planning.prediction import Latency, at_concurrency, predict
-from tests.planning.pipelines import speech_costs
+from tests.planning.pipelines import some_costs, speech_costs, text_costs
 from tests.planning.simulation import Outcome, simulate, simulate_clients
 
 COPIES = {"host": 1, "gpu0": 1, "gpu1": 1}
@@ -16,7 +18,7 @@ COPIES = {"host": 1, "gpu0": 1, "gpu1": 1}
 @pytest.mark.parametrize(("load", "requests"), [(0.1, 400), (0.3, 600), (0.5, 800), (0.7, 1000), (0.85, 1200)])
 def test_five_loads(load: float, requests: int) -> None:
     """Within 10 %: what is done, how busy stages and devices are, means of all latencies, and the 95th percentile of
-    whole answers. Within 25 %: that of first outputs, on which single long steps tell."""
+    whole answers. That of first outputs takes more requests to be known, see below."""
     costs = speech_costs()
     rate = load * saturation(device_limits(costs), COPIES)[0]
     predicted = predict(costs, rate, COPIES)
@@ -27,8 +29,29 @@ def test_five_loads(load: float, requests: int) -> None:
     for name, device in predicted.devices.items():
         assert device.busy == pytest.approx(seen.devices[name], rel=0.1, abs=0.02), name
     check_latency(predicted.whole, seen.whole, tail=0.1)
-    check_latency(predicted.first_text, seen.first_text, tail=0.25)
-    check_latency(predicted.first_audio, seen.first_audio, tail=0.25)
+    check_latency(predicted.first_text, seen.first_text, tail=0.2)
+    check_latency(predicted.first_audio, seen.first_audio, tail=0.15)
+
+
+@pytest.mark.parametrize("load", [0.1, 0.3, 0.5, 0.7, 0.85])
+def test_first_text_at_five_loads(load: float) -> None:
+    """Its mean and its 95th percentile within 10 %, of so many requests that chance makes about 3 % of it."""
+    costs = text_costs()
+    copies = dict.fromkeys(costs.devices, 1)
+    rate = load * saturation(device_limits(speech_costs()), COPIES)[0]
+    seen = simulate(costs, rate, copies, requests=3000, seed=11)
+    check_latency(predict(costs, rate, copies).first_text, seen.first_text, tail=0.1)
+
+
+@pytest.mark.parametrize("seed", range(200, 205))
+def test_first_text_of_other_pipelines(seed: int) -> None:
+    """Costs, loads and seeds that nothing was fitted to: encoders on the thinker's GPU, which those who need one find
+    slowed afterwards, and on their own; 10 to 75 % of what can be computed."""
+    costs = some_costs(seed)
+    copies = dict.fromkeys(costs.devices, 1)
+    rate = random.Random(-seed).uniform(0.1, 0.75) * saturation(device_limits(costs), copies)[0]
+    seen = simulate(costs, rate, copies, requests=3000, seed=seed)
+    check_latency(predict(costs, rate, copies).first_text, seen.first_text, tail=0.1)
 
 
 def check_latency(predicted: Latency | None, seen: np.ndarray, tail: float) -> None:

@@ -56,7 +56,7 @@ def test_quantiles_are_those_of_a_gamma_distribution() -> None:
     for shape in (0.7, 1.0, 3.0, 20.0):
         time = Spread.gamma(2.0, 4.0 / shape)
         for percentile in (50, 95, 99):
-            assert Mixture(((1.0, time),)).quantile(percentile) == pytest.approx(
+            assert Mixture().plus(time).quantile(percentile) == pytest.approx(
                 stats.gamma(shape, scale=2 / shape).ppf(percentile / 100), rel=0.03
             )
 
@@ -66,7 +66,7 @@ def test_a_time_that_some_need(share: float) -> None:
     """Two humps, which have no shape in common with a gamma distribution."""
     random = np.random.default_rng(int(share * 10))
     values = random.gamma(4.0, 1.0, 200_000) + random.gamma(3.0, 4.0, 200_000) * (random.random(200_000) < share)
-    mixed = Mixture().plus(Spread.gamma(4.0, 4.0)).plus_by_some(share, Spread.gamma(12.0, 48.0))
+    mixed = Mixture().plus(Spread.gamma(4.0, 4.0)).plus(Mixture().plus(Spread.gamma(12.0, 48.0)).by_some(share))
     moments = mixed.moments()
     assert mixed.mean == moments.mean == pytest.approx(values.mean(), rel=0.02)
     assert moments.variance == pytest.approx(values.var(), rel=0.02)
@@ -79,10 +79,15 @@ def test_many_who_may_need_it_or_not_are_taken_together() -> None:
     """What is too many kinds to look at each keeps its moments."""
     each, together = Mixture(), Spread(0.0)
     for _ in range(8):
-        each = each.plus_by_some(0.5, Spread(1.0))
+        each = each.plus(Mixture().plus(Spread(1.0)).by_some(0.5))
         together = Spread(together.mean + 0.5, together.variance + 0.25)
     assert len(each.parts) < 2**8
     assert each.moments() == pytest.approx(together)
+
+
+def test_the_time_of_those_who_need_it() -> None:
+    needed = Spread.gamma(12.0, 48.0)
+    assert Mixture().plus(needed).by_some(0.3).moments().of_those(0.3) == pytest.approx(needed)
 
 
 def test_steps_that_share_cores() -> None:
@@ -91,6 +96,15 @@ def test_steps_that_share_cores() -> None:
     half = stretch(1, [Beside(0.5)])
     assert half.steady == pytest.approx(4 / 3) and half.single == pytest.approx(1.5)
     assert half.variance == pytest.approx(0.25)
+    assert half.levels == ((1.0, 0.5), (2.0, 0.5)) and half.fed == (0.0, 0.0)
+
+
+def test_what_is_known_of_the_feeder_at_each_level() -> None:
+    """With one of two beside, it is either, by their shares; with both, it is there."""
+    found = stretch(1, [Beside(0.2, 0.01, feeds=True), Beside(0.5, 0.02)])
+    assert np.array(found.levels) == pytest.approx(np.array([(1.0, 0.4), (2.0, 0.5), (3.0, 0.1)]))
+    assert found.fed == pytest.approx((0.0, 0.2, 1.0))
+    assert found.lasting == pytest.approx((0.16 * 0.01 + 0.25 * 0.02) / 0.41)
 
 
 def test_what_cannot_be_computed_is_said() -> None:
@@ -155,4 +169,4 @@ def one_stage(stage: StageCost) -> Costs:
 def check(station: Station, seen: np.ndarray, rel: float) -> None:
     time = station.wait.plus(station.first)
     assert time.mean == pytest.approx(seen.mean(), rel=rel)
-    assert Mixture(((1.0, time),)).quantile(95) == pytest.approx(np.percentile(seen, 95), rel=2 * rel)
+    assert Mixture().plus(time).quantile(95) == pytest.approx(np.percentile(seen, 95), rel=2 * rel)

@@ -103,7 +103,7 @@ def _tilted(fixed: float, per_row: float, batch: float, slope: float) -> tuple[f
 
 def _between(old: list[Beside], new: list[Beside]) -> list[Beside]:
     return [
-        Beside((before.share + now.share) / 2, (before.lasting + now.lasting) / 2)
+        now._replace(share=(before.share + now.share) / 2, lasting=(before.lasting + now.lasting) / 2)
         for before, now in zip(old, new, strict=True)
     ]
 
@@ -121,6 +121,7 @@ def _beside(costs: Costs, name: str, found: Balance, rate: float, copies: Mappin
     one = rate / copies[stage.device]
     others = at_once(stage, found.stations[name].utilisation, found.stations[name].step.mean)[1:]
     others += other_work(costs.devices[stage.device], one)
+    feeder = costs.feeder(name)
     for other, beside in costs.on(stage.device):
         if other == name:
             continue
@@ -131,5 +132,6 @@ def _beside(costs: Costs, name: str, found: Balance, rate: float, copies: Mappin
             stay, work = theirs.end.mean - theirs.ready.mean, beside.steps * found.stations[other].step.mean
             own = overlap(found.ways[name], theirs) * min(1.0, work / stay if stay > 0 else 0.0)
             use = 1 - (1 - use) * (1 - own)
-        others += at_once(beside, use, _lasting(beside, station, one))
+        first, *rest = at_once(beside, use, _lasting(beside, station, one))
+        others += [first._replace(feeds=other == feeder), *rest]
     return others

@@ -110,6 +110,18 @@ class Costs(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
                 found.add(other)
         return found
 
+    def feeder(self, name: str) -> str | None:
+        """The nearest queue on its device that a loop's requests come from, by way of others or not."""
+        stage = self.stages[name]
+        if stage.kind == "queue":
+            return None
+        before = list(stage.after)
+        for other in before:
+            if self.stages[other].device == stage.device and self.stages[other].kind == "queue":
+                return other
+            before += self.stages[other].after
+        return None
+
     def placed(self, places: Mapping[str, str]) -> Costs:
         """The same with some stages on other devices, by stage. Raises `ConfigError`."""
         unknown = [

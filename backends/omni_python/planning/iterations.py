@@ -18,10 +18,12 @@ _MOST_STATES = 240
 
 
 class Begin(NamedTuple):
-    """The wait for the end of the iteration that an arrival finds, and from there to the end of its first step."""
+    """The wait for the end of the iteration that an arrival finds, and from there to the end of its first step; and
+    both together for those who come while the stage that feeds the loop computes."""
 
     wait: Spread
     first: Spread
+    fed: Spread | None
 
 
 def to_begin(rate: float, first: float, step: float, use: float, slower: Stretch, slow: float) -> Begin:
@@ -39,8 +41,13 @@ def to_begin(rate: float, first: float, step: float, use: float, slower: Stretch
     lengths = (step + first * news)[:, None] * factors
     moves = _moves(lengths, levels, slower.lasting)
     found = _stationary(rate, lengths, moves) * lengths
-    found /= found.sum()
-    return _what_arrivals_find(rate, first, use, lengths, found, moves, factors, slow)
+    wait, whole = _what_arrivals_find(rate, first, use, lengths, found / found.sum(), moves, factors, slow)
+    rest = Spread(*(all_of - part for all_of, part in zip(whole, wait, strict=True)))
+    fed = found * np.array(slower.fed)
+    if not fed.sum():
+        return Begin(wait, rest, None)
+    _, beside = _what_arrivals_find(rate, first, use, lengths, fed / fed.sum(), moves, factors, slow)
+    return Begin(wait, rest, beside)
 
 
 def _news(rate: float, first: float, step: float, most: float, levels: int) -> int:
@@ -99,8 +106,8 @@ def _what_arrivals_find(
     moves: np.ndarray,
     factors: np.ndarray,
     slow: float,
-) -> Begin:
-    """Moments of U L and of U L + F (1 + N), where U is uniform in 0..1, N a Poisson number of mean rate L, and F a
+) -> tuple[Spread, Spread]:
+    """U L, and U L + F (1 + N), where U is uniform in 0..1, N a Poisson number of mean rate L, and F a
     first step at the next iteration's level."""
     grown = 1 + slow, (1 + slow) * (1 + 2 * slow), (1 + slow) * (1 + 2 * slow) * (1 + 3 * slow)
     one, two, three = (lengths ** (power + 1) * more for power, more in enumerate(grown))
@@ -124,8 +131,7 @@ def _what_arrivals_find(
     for power in range(3):
         begin[power] += float(there @ alone ** (power + 1))
     wait = Spread.of_moments(*(use * float((found * moment).sum()) for moment in waits))
-    whole = Spread.of_moments(*begin)
-    return Begin(wait, Spread(*(all_of - part for all_of, part in zip(whole, wait, strict=True))))
+    return wait, Spread.of_moments(*begin)
 
 
 def poisson(means: np.ndarray, count: int) -> np.ndarray:

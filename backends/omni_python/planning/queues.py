@@ -42,7 +42,9 @@ class Station:
     """What a stage does at a load. `utilisation` is the share of the time in which a server of it computes, `batch` the
     mean of the requests that it computes at once; a request `wait`s for its first step, which takes `first`. Each later
     step comes after `step`, whose variance is that of a request's mean step; single ones vary by `jitter` beside it.
-    The first of these comes `join` later: the new ones miss the step of the others that follows theirs."""
+    The first of these comes `join` later: the new ones miss the step of the others that follows theirs. The share
+    `delayed` waits at a queue at all; to the end of the first step in a loop it is `fed` for those who come while the
+    stage computes that feeds it."""
 
     utilisation: float
     batch: float
@@ -51,6 +53,8 @@ class Station:
     step: Spread
     jitter: float = 0.0
     join: float = 0.0
+    delayed: float = 0.0
+    fed: Spread | None = None
 
     def later(self, steps: float, kept: float = 1.0) -> Spread:
         """The time of `steps` steps, over which the mean step keeps a part of its variance."""
@@ -80,13 +84,13 @@ def queue_station(rate: float, fixed: float, per_row: float, largest: int, serve
         mean = one * second / (2 * (1 - load))
         wait = Spread.gamma(mean, mean**2 + one * third / (3 * (1 - load)))
         once = Spread.gamma(time, (cv * time) ** 2)
-        station = Station(load, 1.0, wait, once, once)
+        station = Station(load, 1.0, wait, once, once, delayed=load)
     else:
         station = _batches(one, fixed, per_row, largest, cv)
     if servers == 1:
         return station
     ratio = erlang_c(servers, servers * station.utilisation) / station.utilisation / servers
-    return replace(station, wait=station.wait.times(ratio))
+    return replace(station, wait=station.wait.times(ratio), delayed=station.delayed * ratio)
 
 
 def erlang_c(servers: int, load: float) -> float:
@@ -124,7 +128,8 @@ def _batches(rate: float, fixed: float, per_row: float, largest: int, cv: float)
     service = float(share @ (taken * time)) / rows
     spread = float(share @ (taken * (time - service) ** 2)) / rows + (cv * service) ** 2
     once = Spread.gamma(service, spread)
-    return Station(float(share @ time) / cycle, rows, Spread.gamma(mean, second - mean**2), once, once)
+    use = float(share @ time) / cycle
+    return Station(use, rows, Spread.gamma(mean, second - mean**2), once, once, delayed=use)
 
 
 def _stationary(rate: float, time: np.ndarray, behind: np.ndarray, states: int) -> np.ndarray:
@@ -186,18 +191,20 @@ def loop_station(
     slow = (per_row / free) ** 2 * spread
     # An iteration is a step and the first ones of those who came in the last, a Poisson number.
     jitter = iteration * one * first**2 / (1 - (one * first) ** 2) + slower.luck * iteration**2
-    wait, begin = to_begin(one, first, fixed + per_row * batch, all_busy, slower, slow / iteration**2)
+    wait, begin, fed = to_begin(one, first, fixed + per_row * batch, all_busy, slower, slow / iteration**2)
     held_up = one * first**2 / 2 / (free * (1 - one * (first + later * per_row)))
     step = max(fixed + per_row, (stay + held_up - begin.mean) / later)
     slot = waiting / rate * (1 + cv**2) / 2
+    for_slot = Spread.gamma(slot, 2 * slot**2)
     return Station(
         busy,
         batch,
-        wait.plus(Spread.gamma(slot, 2 * slot**2)),
+        wait.plus(for_slot),
         begin,
         Spread(step, slow),
         jitter,
         all_busy * iteration * free,
+        fed=None if fed is None else fed.plus(for_slot),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from statistics import NormalDist
 from typing import NamedTuple
 
@@ -37,6 +38,16 @@ class Spread(NamedTuple):
     def times(self, factor: float) -> Spread:
         return Spread(self.mean * factor, self.variance * factor**2, self.third * factor**3)
 
+    def repeated(self, times: float) -> Spread:
+        """The sum of so many that know nothing of each other."""
+        return Spread(times * self.mean, times * self.variance, times * self.third)
+
+    def of_those(self, share: float) -> Spread:
+        """The time of those who need it, where it is none for all but this share."""
+        first, square = self.mean, self.variance + self.mean**2
+        cube = self.third + 3 * self.mean * self.variance + self.mean**3
+        return Spread.of_moments(first / share, square / share, cube / share)
+
     def share_below(self, time: float) -> float:
         """The probability of less, by a Pearson distribution of type III (a gamma distribution, moved) with these
         moments, in the approximation of Wilson and Hilferty (1931)."""
@@ -49,45 +60,66 @@ class Spread(NamedTuple):
         return NormalDist().cdf(z)
 
 
-class Mixture(NamedTuple):
-    """A random time that is one of several, with their probabilities."""
+class Part(NamedTuple):
+    """One of a mixture's times, with its probability. `waited` names the stage at which such a request had to wait."""
 
-    parts: tuple[tuple[float, Spread], ...] = ((1.0, Spread(0.0)),)
+    chance: float
+    time: Spread
+    waited: str = ""
+
+
+class Mixture(NamedTuple):
+    """A random time that is one of several."""
+
+    parts: tuple[Part, ...] = (Part(1.0, Spread(0.0)),)
 
     @property
     def mean(self) -> float:
-        return sum(chance * part.mean for chance, part in self.parts)
+        return sum(part.chance * part.time.mean for part in self.parts)
 
     def moments(self) -> Spread:
         """As one time."""
         mean = self.mean
         variance = third = 0.0
-        for chance, part in self.parts:
-            off = part.mean - mean
-            variance += chance * (part.variance + off**2)
-            third += chance * (part.third + 3 * off * part.variance + off**3)
+        for chance, time, _ in self.parts:
+            off = time.mean - mean
+            variance += chance * (time.variance + off**2)
+            third += chance * (time.third + 3 * off * time.variance + off**3)
         return Spread(mean, variance, third)
 
-    def plus(self, other: Spread) -> Mixture:
-        """The sum with a time that knows nothing of it."""
-        return Mixture(tuple((chance, part.plus(other)) for chance, part in self.parts))
-
-    def plus_by_some(self, share: float, other: Spread) -> Mixture:
-        """The same for those who need it, with the probability `share`; for the others, as it is."""
+    def by_some(self, share: float) -> Mixture:
+        """The time of one who needs it with the probability `share`, and else none."""
         if share >= 1:
-            return self.plus(other)
-        parts = [
-            *((chance * (1 - share), part) for chance, part in self.parts),
-            *((chance * share, part.plus(other)) for chance, part in self.parts),
-        ]
-        found = Mixture(tuple(parts))
-        return found if len(parts) <= _MOST_PARTS else Mixture(((1.0, found.moments()),))
+            return self
+        needed = (part._replace(chance=part.chance * share) for part in self.parts)
+        return Mixture((Part(1 - share, Spread(0.0)), *needed))
+
+    def plus(self, other: Spread | Mixture) -> Mixture:
+        """The sum with a time that knows nothing of it; who waited for both waited for the latter."""
+        latter = other.parts if isinstance(other, Mixture) else (Part(1.0, other),)
+        sums = tuple(
+            Part(one.chance * two.chance, one.time.plus(two.time), two.waited or one.waited)
+            for one in self.parts
+            for two in latter
+        )
+        return Mixture(sums if len(sums) <= _MOST_PARTS else _together(sums))
 
     def quantile(self, percentile: float) -> float:
         least = 0.0
-        most = max(part.mean + _FAR * part.variance**0.5 for _, part in self.parts)
+        most = max(part.time.mean + _FAR * part.time.variance**0.5 for part in self.parts)
         for _ in range(_HALVINGS):
             time = (least + most) / 2
-            below = sum(chance * part.share_below(time) for chance, part in self.parts)
+            below = sum(part.chance * part.time.share_below(time) for part in self.parts)
             least, most = (time, most) if below < percentile / 100 else (least, time)
         return most
+
+
+def _together(parts: Sequence[Part]) -> tuple[Part, ...]:
+    """Those that waited at the same stage as one, with their moments."""
+    found = []
+    for waited in dict.fromkeys(part.waited for part in parts):
+        alike = [part for part in parts if part.waited == waited]
+        whole = sum(part.chance for part in alike)
+        of_them = Mixture(tuple(part._replace(chance=part.chance / whole) for part in alike))
+        found.append(Part(whole, of_them.moments(), waited))
+    return tuple(found)

@@ -8,11 +8,13 @@ from dataclasses import dataclass
 from omni_python.planning.costs import Costs, StageCost
 from omni_python.planning.queues import Station
 from omni_python.planning.sharing import Stretch
-from omni_python.planning.spread import Mixture, Spread
+from omni_python.planning.spread import Mixture, Part, Spread
 
 _KEPT = 2 / 3
 """What is left of the variance of the requests at once in their mean over one stay: the autocovariance of M/D/infinity
 falls linearly to 0 over a stay."""
+
+_HARDLY = 1e-3
 
 
 @dataclass(frozen=True)
@@ -28,18 +30,46 @@ def ways(costs: Costs, stations: Mapping[str, Station], slower: Mapping[str, Str
     """Of what a stage waits for, that with the highest mean is taken to be always the last."""
     found: dict[str, Way] = {}
     for name, stage in costs.stages.items():
-        station, source, share = stations[name], stage.streams_from, stage.share
+        station, source = stations[name], stage.streams_from
         ready = latest(found[before].end for before in stage.after)
         if source is not None:
             ready = latest([ready, found[source].first.plus(stations[source].later(stage.needs - 1))])
-        once = station.wait.plus(station.first if stage.kind == "loop" else _unlike(station.first, slower[name]))
-        first = ready.plus_by_some(share, once)
-        end = ready.plus_by_some(share, once.plus(_rest(stage, station, once)))
+        if stage.kind == "loop":
+            first, end = _through_loop(ready, stage, station, costs.feeder(name))
+            last = Mixture().plus(station.step)
+        else:
+            last = _through_queue(name, station, slower[name])
+            later = last.moments().repeated(stage.steps - 1)
+            first, end = ready.plus(last.by_some(stage.share)), ready.plus(last.plus(later).by_some(stage.share))
         if source is not None:  # it cannot end before its source
-            last = station.step if stage.kind == "loop" else once
-            end = latest([end if stage.kind == "loop" else first, found[source].end.plus_by_some(share, last)])
+            ended = found[source].end.plus(last.by_some(stage.share))
+            end = latest([end if stage.kind == "loop" else first, ended])
         found[name] = Way(ready, first, end)
     return found
+
+
+def _through_queue(name: str, station: Station, slower: Stretch) -> Mixture:
+    """Those who wait are told apart: they find more than others on the same device next."""
+    step = _unlike(station.first, slower)
+    if station.delayed < _HARDLY:
+        return Mixture().plus(station.wait.plus(step))
+    waited = station.wait.of_those(station.delayed).plus(step)
+    return Mixture((Part(1 - station.delayed, step), Part(station.delayed, waited, name)))
+
+
+def _through_loop(ready: Mixture, stage: StageCost, station: Station, feeder: str | None) -> tuple[Mixture, Mixture]:
+    """To the first step's end, and to the last's. A request that waited at the queue that feeds the loop, on the same
+    device, came there behind others: the loop has been slowed by that queue for some time, and has them to begin with,
+    too. One that did not wait finds what everybody finds."""
+    later = _later(stage, station)
+    first: list[Part] = []
+    end: list[Part] = []
+    for part in ready.parts:
+        found = station.fed if part.waited == feeder else None
+        once = found or station.wait.plus(station.first)
+        for times, time in ((first, once), (end, once.plus(later))):
+            times += Mixture((part,)).plus(Mixture().plus(time).by_some(stage.share)).parts
+    return Mixture(tuple(first)), Mixture(tuple(end))
 
 
 def latest(times: Iterable[Mixture]) -> Mixture:
@@ -59,11 +89,8 @@ def _unlike(step: Spread, slower: Stretch) -> Spread:
     return Spread(step.mean, step.variance + luck.variance, step.third + luck.third)
 
 
-def _rest(stage: StageCost, station: Station, once: Spread) -> Spread:
-    """From the first step's end to the last's."""
-    later = stage.steps - 1
-    if stage.kind == "queue":
-        return Spread(later * once.mean, later * once.variance, later * once.third)
-    mean, variance, _ = station.later(later, kept=_KEPT)
+def _later(stage: StageCost, station: Station) -> Spread:
+    """In a loop, from the first step's end to the last's."""
+    mean, variance, _ = station.later(stage.steps - 1, kept=_KEPT)
     length = stage.steps * stage.steps_cv * station.step.mean
     return Spread.gamma(mean, variance + length**2)
