@@ -55,7 +55,8 @@ def linear(
         block_n = next(width for width in widths if out_size >= width * _PROGRAMS or width == 8)
         block_m = min(_MOST_ROWS, max(16, triton.next_power_of_2(rows)))
         block_k = divisor(size // _SLICES, 64)
-        grid = (triton.cdiv(out_size, block_n), triton.cdiv(rows, block_m))
+        # Programs that read the same weights begin together: the first alone gets them from memory.
+        grid = (triton.cdiv(rows, block_m), triton.cdiv(out_size, block_n))
         _many_rows[grid](
             x, weight, out, rows, out_size, eps,
             size, block_m, block_n, block_k, _SLICES, **flags, **options(4, _STAGES),
@@ -125,8 +126,8 @@ def _many_rows(
     PDL: tl.constexpr,
 ):
     # Tiles of few outputs give the warps nothing to share but K: each takes a slice of it, and they are added at last.
-    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    m = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
+    m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+    n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     PART: tl.constexpr = SIZE // SLICES
     ks = tl.arange(0, SLICES)[:, None, None] * PART + tl.arange(0, BLOCK_K)[None, None, :]
     kt = tl.arange(0, SLICES)[:, None, None] * PART + tl.arange(0, BLOCK_K)[None, :, None]
