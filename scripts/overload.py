@@ -1,6 +1,6 @@
 """Open loop at several times what a pipeline can take: what is still served in time, and how the rest is refused.
 
-    scripts/overload [--cases paced,unlimited] [--seconds 120] [--times 10]
+    scripts/overload [--cases paced,unlimited] [--seconds 120] [--times 10] [--server-cpus 0,1] [--load-cpus 2,3]
 
 paced      the no-op line with 50 ms of work a request, one after the other, and limits that fit its deadline
 unlimited  the same with limits far too wide, so that only deadlines tell what can be taken
@@ -10,6 +10,9 @@ bare       the no-op line without any work: it is Triton's gRPC front that has t
 The peak is the best goodput of closed loops of growing concurrency. Then requests come at `--times` that rate at equal
 distances, whatever becomes of them. Goodput counts what was served before its deadline and the end of the load. All
 times are taken from the moment of sending; how far that lagged behind its due time is the load's own figure.
+
+The load itself needs a core at thousands of requests a second. With `--server-cpus` and `--load-cpus` (lists such as
+0-1,4) it takes none of the server's; the cores that each of them used are printed.
 
 The exit status is 1 where less than 90 % of the peak is served, where the 99th percentile of refusals takes more than
 50 ms, or where a request ends more than 0.25 s past its deadline.
@@ -22,13 +25,17 @@ import math
 import re
 import sys
 import tempfile
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import cpus
+import psutil
 from raw_load import Load, Request
+from tests.faults.serving import name_of
 
 from omni_python.client._inputs import request_inputs
 from omni_python.client._protocol import infer_request
@@ -79,27 +86,55 @@ def main() -> int:
     parser.add_argument("--cases", type=lambda text: text.split(","), default=["paced", "unlimited"])
     parser.add_argument("--seconds", type=float, default=120.0)
     parser.add_argument("--times", type=float, default=10.0)
+    cpus.add_options(parser)
     args = parser.parse_args()
+    cpus.pin(args.load_cpus)
     if unknown := [name for name in args.cases if name not in CASES]:
         parser.error(f"--cases: {', '.join(unknown)} is not among {', '.join(CASES)}")
-    missed = [name for name in args.cases if not run(name, CASES[name], args.seconds, args.times)]
+    missed = [name for name in args.cases if not run(name, CASES[name], args)]
     print("missed an aim:", ", ".join(missed) or "none")
     return 1 if missed else 0
 
 
-def run(name: str, case: Case, seconds: float, times: float) -> bool:
+def run(name: str, case: Case, args: argparse.Namespace) -> bool:
     """Whether the case reaches all aims."""
+    seconds = args.seconds
     with tempfile.TemporaryDirectory(prefix="omni-overload-") as folder:
         config = case.pipeline(Path(folder), case.limits)
         compile_pipeline(config, Path(folder) / "models")
         options = ServerOptions(model_repository=Path(folder) / "models")
-        with TritonServer.start(options, timeout_s=300) as server:
+        with cpus.pinned(args.server_cpus):
+            server = TritonServer.start(options, timeout_s=300)
+        with server:
             load = Load(server.grpc_url, [request(config, case)], case.deadline if case.client_deadline else None)
             print(f"\n{name}:", flush=True)
             best = peak(load, case)
-            asked = load.open_loop(times * best, seconds, patience=case.deadline + 10 * SLACK_S)
+            used = CoresUsed(server)
+            asked = load.open_loop(args.times * best, seconds, patience=case.deadline + 10 * SLACK_S)
+            print(f"  {used.report()}")
             load.close()
     return report(asked, case, best, seconds)
+
+
+class CoresUsed:
+    """From its making to `report`, by every process of a server, and by this one."""
+
+    def __init__(self, server: TritonServer) -> None:
+        root = psutil.Process(server.process.pid)
+        self._processes = {name_of(process): process for process in (root, *root.children(recursive=True))}
+        self._start = time.perf_counter()
+        self._before = self._seconds()
+
+    def _seconds(self) -> dict[str, float]:
+        used = {name: sum(process.cpu_times()[:2]) for name, process in self._processes.items()}
+        return {**used, "the load": time.process_time()}
+
+    def report(self) -> str:
+        passed = time.perf_counter() - self._start
+        cores = {name: (used - self._before[name]) / passed for name, used in self._seconds().items()}
+        load = cores.pop("the load")
+        parts = ", ".join(f"{name} {share:.2f}" for name, share in cores.items())
+        return f"cores used: {sum(cores.values()):.2f} by the server ({parts}), {load:.2f} by the load"
 
 
 def request(config: PipelineConfig, case: Case) -> Any:
