@@ -1,6 +1,6 @@
 """The thinker's ear: Whisper's encoder (Radford et al. 2022) and a projection to the thinker's size.
 
-Module names are those of published checkpoints, which are OpenAI's.
+Whisper's tensors have OpenAI's names in published checkpoints.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from torch import nn
 from omni_python.models.loading.checkpoint import read_tensors
 from omni_python.models.loading.dummy import LoadFormat, draw_weights, is_dummy
 from omni_python.models.loading.modules import assign, on_meta
+from omni_python.models.media.whisper_encoder import EncoderSizes, WhisperEncoder, from_openai
 from omni_python.models.ming_omni.encoder_architecture import EncoderConfig
 from omni_python.models.ming_omni.payloads import ClipEmbeds, Clips
-from omni_python.models.ming_omni.whisper import WhisperEncoder
 
 
 class AudioEncoder(nn.Module):
@@ -26,7 +26,15 @@ class AudioEncoder(nn.Module):
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
         self._config = config
-        self.audio = WhisperEncoder(config)
+        sizes = EncoderSizes(
+            mel_bins=config.bins,
+            width=config.hidden,
+            heads=config.heads,
+            inner=4 * config.hidden,
+            layers=config.layers,
+            positions=config.positions,
+        )
+        self.audio = WhisperEncoder(sizes)
         convolution = nn.Conv1d(
             config.hidden, config.output, config.kernel, stride=config.stride, padding=config.kernel // 2
         )
@@ -66,8 +74,8 @@ def load_audio_encoder(
         encoder = AudioEncoder(config)
     if is_dummy(load_format):
         return draw_weights(encoder, dtype, device)
-    tensors: dict[str, torch.Tensor] = {}
-    for prefix in ("audio.", "linear_proj_audio."):
-        stored = read_tensors(path, prefix, dtype, device)
-        tensors |= {prefix + name: tensor for name, tensor in stored.items()}
+    whisper = read_tensors(path, "audio.", dtype, device)
+    tensors = {f"audio.{from_openai(name)}": tensor for name, tensor in whisper.items()}
+    projection = read_tensors(path, "linear_proj_audio.", dtype, device)
+    tensors |= {f"linear_proj_audio.{name}": tensor for name, tensor in projection.items()}
     return assign(encoder, tensors, "audio encoder")
