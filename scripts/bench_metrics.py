@@ -1,13 +1,13 @@
 """What metrics cost, and that reading them under load does no harm.
 
-    scripts/bench_metrics [--load line|chunks] [--rounds 5] [--seconds 10] [--concurrency 16]
-    scripts/bench_metrics --rounds 0 --soak 600
+    scripts/bench_metrics [--load line|chunks] [--blocks 30] [--concurrency 16] [--server-cpus LIST] [--load-cpus LIST]
+    scripts/bench_metrics --blocks 0 --soak 600
 
-Two servers with the same no-op stages, one of them started with `OMNI_METRICS=0`, take the same load in turn, for
-`--seconds` each and `--rounds` times; the one with metrics is asked for them once a second meanwhile. Printed are
-requests a second and CPU milliseconds of the server's processes a request: medians, and the ratio with metrics to
-without, with its smallest and largest of a round. `--soak` then loads the server with metrics for so many seconds more,
-in which a look once a second must find it alive and its counters never going back.
+Two servers with the same no-op stages, one of them started with `OMNI_METRICS=0`, take pieces of a load in turn, of
+about 2 s each, four in each of `--blocks` blocks; the other one is asked for its metrics once a second all the time.
+Printed are the CPU milliseconds of a server's processes a request, requests a second, and how many times those without
+metrics they are: the median over the blocks, with its 95 % interval. `--soak` then loads the server with metrics for so
+many seconds more, in which a look once a second must find it alive and its counters never going back.
 
 The exit status is 1 where a request failed, metrics could not be read, a counter went back, or the counters do not
 agree with what was asked. What counting costs (and not writing) is in both servers; `--counting` measures that alone.
@@ -16,9 +16,8 @@ agree with what was asked. What counting costs (and not writing) is in both serv
 from __future__ import annotations
 
 import argparse
-import asyncio
+import functools
 import os
-import statistics
 import sys
 import tempfile
 import threading
@@ -29,10 +28,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from server_cost import Round, cpu_seconds
+import cpus
+from raw_load import Load
+from server_cost import Cost, ServerClock, cost, in_turns, tell
 from tests.e2e import metrics
 
-from omni_python.client import AsyncOmniClient
+from omni_python.client._inputs import request_inputs
+from omni_python.client._protocol import infer_request
 from omni_python.config.compile import compile_pipeline
 from omni_python.config.schema import PipelineConfig
 from omni_python.models.noop.config import NoopForwardPipelineConfig, NoopLinePipelineConfig
@@ -46,15 +48,19 @@ from omni_python.serve.triton_server import ServerOptions, TritonServer
 
 
 @dataclass(frozen=True)
-class Load:
+class Question:
+    """What is asked, and how many times in a piece."""
+
     config: Callable[[], PipelineConfig]
     sampling: dict[str, Any]
+    piece: int
 
 
-LOADS = {
-    "line": Load(NoopLinePipelineConfig, {"nbytes": 1024}),
-    "chunks": Load(NoopForwardPipelineConfig, {"chunks": 200, "chunk_bytes": 100}),
+QUESTIONS = {
+    "line": Question(NoopLinePipelineConfig, {"nbytes": 1024}, 2000),
+    "chunks": Question(NoopForwardPipelineConfig, {"chunks": 200, "chunk_bytes": 100}, 200),
 }
+WITH, WITHOUT = "with metrics", "without"
 
 
 class Reader(threading.Thread):
@@ -89,88 +95,79 @@ class Reader(threading.Thread):
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--load", choices=LOADS, default="line")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=10.0)
+    parser.add_argument("--load", choices=QUESTIONS, default="line")
+    parser.add_argument("--blocks", type=int, default=30)
     parser.add_argument("--concurrency", type=int, default=16)
-    parser.add_argument("--soak", type=float, default=0.0)
+    parser.add_argument("--soak", type=float, default=0.0, metavar="SECONDS")
     parser.add_argument("--counting", action="store_true", help="only measure what counting costs, without a server")
+    cpus.add_options(parser)
     args = parser.parse_args()
     if args.counting:
         print_counting()
         return 0
-    load = LOADS[args.load]
-    config = load.config()
+    cpus.pin(args.load_cpus)
+    question = QUESTIONS[args.load]
     with tempfile.TemporaryDirectory(prefix="omni-metrics-") as folder:
-        compile_pipeline(config, Path(folder))
-        options = ServerOptions(model_repository=Path(folder))
-        with TritonServer.start(options, timeout_s=100) as server:
+        compile_pipeline(question.config(), Path(folder))
+        with started(Path(folder), args) as server:
             reader = Reader(server)
-            if args.rounds:
+            reader.start()
+            if args.blocks:
                 os.environ["OMNI_METRICS"] = "0"
-                with TritonServer.start(options, timeout_s=100) as other:
-                    compare(server, other, reader, config.resolved_name, load, args)
-            else:
-                reader.start()
-            asked = asyncio.run(ask(server, config.resolved_name, load, args.soak, args.concurrency))
+                with started(Path(folder), args) as silent:
+                    compare(server, silent, question, args)
+            asked = soak(server, question, args)
             reader.close()
-            problems = [*reader.wrong, *disagreements(server, asked, args.rounds)]
+            problems = [*reader.wrong, *disagreements(server, asked, args.blocks)]
     print(f"metrics were read {reader.reads} times; {asked} requests in the soak")
     print("\n".join(problems) or "nothing went wrong")
     return 1 if problems else 0
 
 
-def compare(
-    server: TritonServer, silent: TritonServer, reader: Reader, name: str, load: Load, args: argparse.Namespace
-) -> None:
-    rounds: list[tuple[Round, Round]] = []
-    for each in (silent, server):
-        asyncio.run(ask(each, name, load, 2.0, args.concurrency))  # warm
-    reader.start()
-    for number in range(args.rounds):
-        order = (silent, server) if number % 2 else (server, silent)
-        measured = {each.name: measure(each, name, load, args) for each in order}
-        rounds.append((measured[server.name], measured[silent.name]))
-    for what in ("rate", "cpu"):
-        with_metrics, without = ([getattr(pair[i], what) for pair in rounds] for i in (0, 1))
-        ratios = [a / b for a, b in zip(with_metrics, without, strict=True)]
-        unit = {"rate": "requests/s", "cpu": "CPU ms a request"}[what]
-        print(
-            f"{unit}: {statistics.median(with_metrics):.3f} with metrics, {statistics.median(without):.3f} without; "
-            f"ratio {statistics.median(ratios):.4f} ({min(ratios):.4f} to {max(ratios):.4f})",
-            flush=True,
-        )
+def started(repository: Path, args: argparse.Namespace) -> TritonServer:
+    with cpus.pinned(args.server_cpus):
+        return TritonServer.start(ServerOptions(model_repository=repository), timeout_s=100)
 
 
-def measure(server: TritonServer, name: str, load: Load, args: argparse.Namespace) -> Round:
-    before, start = cpu_seconds(server), time.monotonic()
-    done = asyncio.run(ask(server, name, load, args.seconds, args.concurrency))
-    return Round(done / (time.monotonic() - start), 1000 * (cpu_seconds(server) - before) / done)
+def loading(server: TritonServer, question: Question) -> Load:
+    inputs = request_inputs("Go.", {"sampling": question.sampling}, stream=True)
+    return Load(server.grpc_url, [infer_request(question.config().resolved_name, inputs)])
 
 
-async def ask(server: TritonServer, name: str, load: Load, seconds: float, concurrency: int) -> int:
+def compare(server: TritonServer, silent: TritonServer, question: Question, args: argparse.Namespace) -> None:
+    sides = {}
+    for name, each in ((WITH, server), (WITHOUT, silent)):
+        clock, load = ServerClock(each), loading(each, question)
+        load.batch(question.piece, args.concurrency)  # warm
+        sides[name] = functools.partial(piece, clock, load, question.piece, args.concurrency)
+    blocks = in_turns(sides, args.blocks)
+    for name in (WITHOUT, WITH):
+        tell(blocks, name, WITHOUT)
+
+
+def piece(clock: ServerClock, load: Load, total: int, concurrency: int) -> Cost:
+    return cost(clock, load, total, concurrency)[0]
+
+
+def soak(server: TritonServer, question: Question, args: argparse.Namespace) -> int:
     """Ask for so long; how many requests were answered."""
-    end, done = time.monotonic() + seconds, 0
-
-    async def work(client: AsyncOmniClient) -> None:
-        nonlocal done
-        while time.monotonic() < end:
-            async for _ in client.stream("Go.", sampling=load.sampling):
-                pass
-            done += 1
-
-    async with AsyncOmniClient(server.grpc_url, name) as client:
-        await asyncio.gather(*(work(client) for _ in range(concurrency)))
+    load, done = loading(server, question), 0
+    end = time.monotonic() + args.soak
+    while time.monotonic() < end:
+        if failed := [one.error for one in load.batch(question.piece, args.concurrency) if one.error]:
+            raise SystemExit(f"{len(failed)} requests failed: {failed[0]}")
+        done += question.piece
+    load.close()
     return done
 
 
-def disagreements(server: TritonServer, asked: int, rounds: int) -> list[str]:
-    """Without rounds the soak's requests are all that the server ever had."""
+def disagreements(server: TritonServer, asked: int, blocks: int) -> list[str]:
+    """Without blocks the soak's requests are all that the server ever had."""
     time.sleep(2.5)  # until all totals are written
     completed = metrics.read(server, "omni_requests_total", state="completed")
     counted = metrics.read(server, "omni_request_duration_seconds_count", state="completed")
     wrong = [] if completed == counted else [f"{completed:.0f} requests completed, {counted:.0f} were timed"]
-    if not rounds and completed != asked:
+    if not blocks and completed != asked:
         wrong.append(f"{asked} requests were answered, {completed:.0f} are counted")
     return wrong
 

@@ -1,23 +1,121 @@
-"""What requests cost a server on this machine."""
+"""What requests cost a server on this machine, and how two such costs compare although everything drifts.
+
+CPU times are the kernel's of each process, to the nanosecond; those that psutil tells are rounded to 10 ms. What is to
+be compared is measured in many short pieces in turn: whatever the machine does meanwhile hits all sides alike.
+"""
 
 from __future__ import annotations
 
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import psutil
+from raw_load import Load, Request
 
+from omni_python.bench.usage import process_name
 from omni_python.serve.triton_server import TritonServer
+
+_RESAMPLES = 10_000
+_WARM_UP = 64
+_CPU_CLOCK = 2  # CPUCLOCK_SCHED of Linux's include/linux/posix-timers.h: all threads of a process, running or ended
+
+
+class ServerClock:
+    """The CPU seconds of a running server and of its stubs, all of which must stay."""
+
+    def __init__(self, server: TritonServer) -> None:
+        root = psutil.Process(server.process.pid)
+        children = root.children(recursive=True)
+        self._names = {root.pid: "tritonserver", **{child.pid: process_name(child.cmdline()) for child in children}}
+
+    def seconds(self, pipelines: Sequence[str] | None = None) -> float:
+        """Used so far; of the stubs only those of some pipelines, where these are given."""
+        return sum(
+            time.clock_gettime(~pid << 3 | _CPU_CLOCK) for pid, name in self._names.items() if _counts(name, pipelines)
+        )
+
+
+def _counts(name: str, pipelines: Sequence[str] | None) -> bool:
+    """Whether a process belongs to one of them: `<pipeline>`, `<pipeline>_<process>` or the server itself."""
+    return pipelines is None or name == "tritonserver" or any(f"{name}_".startswith(f"{one}_") for one in pipelines)
 
 
 @dataclass(frozen=True)
-class Round:
-    """Requests a second, and the server's CPU milliseconds a request."""
+class Cost:
+    """Of so many requests: the time that all took, and the server's CPU time, both in seconds."""
 
-    rate: float
+    requests: int
+    seconds: float
     cpu: float
 
+    @property
+    def rate(self) -> float:
+        """Requests a second."""
+        return self.requests / self.seconds
 
-def cpu_seconds(server: TritonServer) -> float:
-    """That its process and all below it have used so far."""
-    root = psutil.Process(server.process.pid)
-    return sum(sum(process.cpu_times()[:2]) for process in (root, *root.children(recursive=True)))
+    @property
+    def cpu_ms(self) -> float:
+        """CPU milliseconds a request."""
+        return 1e3 * self.cpu / self.requests
+
+    def __add__(self, other: Cost) -> Cost:
+        return Cost(self.requests + other.requests, self.seconds + other.seconds, self.cpu + other.cpu)
+
+
+def cost(
+    clock: ServerClock, load: Load, total: int, concurrency: int, pipelines: Sequence[str] | None = None
+) -> tuple[Cost, list[Request]]:
+    """What `total` requests cost, always `concurrency` of them in flight, after some that bring what they need into
+    the caches. All must be served."""
+    load.batch(_WARM_UP, concurrency)
+    before, start = clock.seconds(pipelines), time.perf_counter()
+    ended = load.batch(total, concurrency)
+    seconds, cpu = time.perf_counter() - start, clock.seconds(pipelines) - before
+    if failed := [request.error for request in ended if request.error]:
+        raise SystemExit(f"{len(failed)} requests failed: {failed[0]}")
+    return Cost(total, seconds, cpu), ended
+
+
+def in_turns(sides: Mapping[str, Callable[[], Cost]], blocks: int) -> list[dict[str, Cost]]:
+    """Each block has every side twice, forwards and then backwards: A, B, B, A. So what drifts steadily cancels."""
+    found = []
+    for number in range(blocks):
+        names = sorted(sides, reverse=number % 2 == 1)
+        once = {name: sides[name]() for name in names}
+        found.append({name: once[name] + sides[name]() for name in reversed(names)})
+    return found
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A median, and where it lies with 95 % confidence."""
+
+    median: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Interval:
+        """By the bootstrap: the medians of as many values, drawn from these again and again."""
+        drawn = np.random.default_rng(0).choice(np.asarray(values), (_RESAMPLES, len(values)))
+        low, high = np.percentile(np.median(drawn, axis=1), [2.5, 97.5])
+        return cls(statistics.median(values), float(low), float(high))
+
+    def __str__(self) -> str:
+        return f"{self.median:.4f} (95 %: {self.low:.4f} to {self.high:.4f})"
+
+
+def tell(blocks: Sequence[Mapping[str, Cost]], side: str, base: str) -> None:
+    """Print what a side costs, and how many times that is what the base costs in the same block."""
+    found: dict[str, Callable[[Cost], float]] = {
+        "CPU ms a request": lambda of: of.cpu_ms,
+        "requests/s": lambda of: of.rate,
+    }
+    for what, figure in found.items():
+        line = f"{side:<16}{statistics.median(figure(block[side]) for block in blocks):10.3f} {what:<18}"
+        if side != base:
+            line += f"{Interval.of([figure(block[side]) / figure(block[base]) for block in blocks])} of {base}"
+        print(line, flush=True)
