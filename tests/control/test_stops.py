@@ -12,8 +12,11 @@ from collections.abc import Iterator
 import pytest
 
 from omni_python.control.deaths import DeathWatch
-from omni_python.control.stops import LOOKS, PERIOD, StopWatch
+from omni_python.control.stops import LOOKS, PERIOD, STOPPED_S, StopWatch
 from tests.faults.tracing import Traced
+
+ENOUGH = 1 + LOOKS + int(STOPPED_S / PERIOD)
+"""Looks after which a stopped process is told of."""
 
 
 @pytest.fixture
@@ -43,12 +46,15 @@ def go_on(process: subprocess.Popen[bytes]) -> None:
     wait_state(process.pid, "RS")
 
 
-def test_what_stays_stopped_is_told_after_some_looks(child: subprocess.Popen[bytes]) -> None:
+def test_what_stays_stopped_is_told_after_some_time_and_some_looks(child: subprocess.Popen[bytes]) -> None:
     watch = StopWatch()
-    assert [watch.look([child.pid], number * PERIOD) for number in range(LOOKS + 1)] == [[]] * (LOOKS + 1)
+    assert [watch.look([child.pid], number * PERIOD) for number in range(ENOUGH)] == [[]] * ENOUGH
     stop(child)
-    found = [watch.look([child.pid], (10 + number) * PERIOD) for number in range(LOOKS)]
-    assert found == [*[[]] * (LOOKS - 1), [child.pid]]
+    times = [10 + number * PERIOD for number in range(ENOUGH)]
+    found = [now for now in times if watch.look([child.pid], now) == [child.pid]]
+    assert found == [now for now in times if now - 10 >= STOPPED_S]
+    seldom = StopWatch()
+    assert [seldom.look([child.pid], now) for now in (0.0, 1.0, 2.0)] == [[], [], [child.pid]]
 
 
 def test_looks_too_soon_after_each_other_do_not_count(child: subprocess.Popen[bytes]) -> None:
@@ -60,7 +66,7 @@ def test_looks_too_soon_after_each_other_do_not_count(child: subprocess.Popen[by
 def test_what_runs_between_the_looks_is_not_stopped(child: subprocess.Popen[bytes]) -> None:
     """As under a tool that slows a process down by stopping it again and again."""
     watch = StopWatch()
-    for number in range(2 * LOOKS):
+    for number in range(2 * ENOUGH):
         stop(child)
         assert watch.look([child.pid], number * PERIOD) == []
         go_on(child)
@@ -79,7 +85,7 @@ def test_what_a_debugger_stops_is_left_alone(child: subprocess.Popen[bytes]) -> 
     watch = StopWatch()
     with Traced(child.pid):
         wait_state(child.pid, "t")
-        assert [watch.look([child.pid], number * PERIOD) for number in range(LOOKS + 1)] == [[]] * (LOOKS + 1)
+        assert [watch.look([child.pid], number * PERIOD) for number in range(ENOUGH)] == [[]] * ENOUGH
     wait_state(child.pid, "S")
 
 
@@ -87,19 +93,18 @@ def test_processes_that_are_gone_are_not_stopped(child: subprocess.Popen[bytes])
     child.kill()
     child.wait()
     watch = StopWatch()
-    assert [watch.look([child.pid, os.getpid()], number * PERIOD) for number in range(LOOKS + 1)] == [[]] * (LOOKS + 1)
+    assert [watch.look([child.pid, os.getpid()], number * PERIOD) for number in range(ENOUGH)] == [[]] * ENOUGH
 
 
 def test_a_death_watch_tells_of_stopped_processes_by_their_keys(child: subprocess.Popen[bytes]) -> None:
     watch = DeathWatch()
     watch.watch(7, child.pid)
     stop(child)
-    looks = [watch.stopped(number * PERIOD) for number in range(LOOKS)]
-    assert looks[-1] == [7] and not any(looks[:-1])
+    assert [watch.stopped(number * STOPPED_S / 2) for number in range(LOOKS)] == [[], [], [7]]
     watch.kill(7)
     end = time.monotonic() + 10
     while 7 not in watch.wait(0.1):
         assert time.monotonic() < end
-    assert watch.stopped(10 * PERIOD) == []
+    assert watch.stopped(10 * STOPPED_S) == []
     watch.kill(7)
     watch.close()

@@ -6,12 +6,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-PERIOD = 0.25
+PERIOD = 0.125
 """Seconds between two looks."""
 
+STOPPED_S = 0.5
+"""Seconds that a process has to have been stopped."""
+
 LOOKS = 3
-"""Looks in a row that have to find a process stopped: whoever looks may have been stopped along with it, and be awake a
-moment sooner."""
+"""Looks in a row that have to find it so: whoever looks may have been stopped along with it, and be awake a moment
+sooner."""
 
 _STOPPED = "T (stopped)"  # job control; a debugger's stop is "t (tracing stop)"
 
@@ -19,6 +22,7 @@ _STOPPED = "T (stopped)"  # job control; a debugger's stop is "t (tracing stop)"
 @dataclass
 class _Sighting:
     switches: tuple[str, str]
+    since: float
     looks: int
 
 
@@ -32,8 +36,9 @@ class StopWatch:
         self._seen: dict[int, _Sighting] = {}
 
     def look(self, pids: Iterable[int], now: float) -> list[int]:
-        """Those of `pids` that were stopped in the last `LOOKS` looks, and all the time between them. `now` is of the
-        monotonic clock; nothing is looked at within `PERIOD` seconds of the last look."""
+        """Those of `pids` that were stopped in the last looks, at least `LOOKS` and for `STOPPED_S` seconds, and all
+        the time between them. `now` is of the monotonic clock; nothing is looked at within `PERIOD` seconds of the last
+        look."""
         if now < self._next:
             return []
         self._next = now + PERIOD
@@ -42,9 +47,11 @@ class StopWatch:
             switches = _switches_of_stopped(pid)
             if switches is not None:
                 known = before.get(pid)
-                looks = known.looks + 1 if known is not None and known.switches == switches else 1
-                self._seen[pid] = _Sighting(switches, looks)
-        return [pid for pid, sighting in self._seen.items() if sighting.looks >= LOOKS]
+                if known is None or known.switches != switches:
+                    known = _Sighting(switches, now, 0)
+                known.looks += 1
+                self._seen[pid] = known
+        return [pid for pid, seen in self._seen.items() if seen.looks >= LOOKS and now - seen.since >= STOPPED_S]
 
 
 def _switches_of_stopped(pid: int) -> tuple[str, str] | None:
