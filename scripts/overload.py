@@ -34,7 +34,7 @@ from typing import Any
 
 import cpus
 import psutil
-from raw_load import Load, Request
+from raw_load import ConnectionBroken, Load, Request
 from tests.faults.serving import name_of
 
 from omni_python.client._inputs import request_inputs
@@ -108,9 +108,12 @@ def run(name: str, case: Case, args: argparse.Namespace) -> bool:
         with server:
             load = Load(server.grpc_url, [request(config, case)], case.deadline if case.client_deadline else None)
             print(f"\n{name}:", flush=True)
-            best = peak(load, case)
-            used = CoresUsed(server)
-            asked = load.open_loop(args.times * best, seconds, patience=case.deadline + 10 * SLACK_S)
+            try:
+                best = peak(load, case)
+                used = CoresUsed(server)
+                asked = load.open_loop(args.times * best, seconds, patience=case.deadline + 10 * SLACK_S)
+            except ConnectionBroken as broken:
+                sys.exit(f"{broken}; the end of its log: {server.failure()}")
             print(f"  {used.report()}")
             load.close()
     return report(asked, case, best, seconds)
