@@ -65,6 +65,6 @@ def test_who_only_reads_is_left_alone_and_so_is_everybody_without_the_check(
         for _ in range(3):
             answers = ask(pipeline)
             assert answers["bad"] == ("3.0" if how == "read" else "done")
-        check = pipeline.processes["p"]._read_only
+        check = pipeline.processes["p"]._observer._read_only
         assert check is None or not check._lent
         pipeline.wait_empty()

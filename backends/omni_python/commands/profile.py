@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
 
     from omni_python.control.directory import socket_address
     from omni_python.control.sockets import Inbox, Outlet
-    from omni_python.pipeline.stage_process import coordinator_address
+    from omni_python.pipeline.membership import coordinator_address
     from omni_python.proto.messages import ProfileMessage, StopProfileMessage
 
     directory, pipeline = _find(args)

@@ -21,11 +21,11 @@ from omni_python.pipeline.admission import Admission
 from omni_python.pipeline.answers import AnswerThreads, LastPart, ResponseSink
 from omni_python.pipeline.endpoint import Endpoint
 from omni_python.pipeline.members import Members
+from omni_python.pipeline.membership import coordinator_address
 from omni_python.pipeline.place import Place
 from omni_python.pipeline.profiling import ProfileControl
 from omni_python.pipeline.registry import ReplicaLoad
 from omni_python.pipeline.spec import Limits, PipelineSpec
-from omni_python.pipeline.stage_process import CLIENT, coordinator_address
 from omni_python.pipeline.stats.edges import EdgeStats
 from omni_python.pipeline.submission import SubmitThreads
 from omni_python.pipeline.tracing.request import RequestTrace, TracedSink
@@ -54,6 +54,7 @@ from omni_python.proto.messages import (
 from omni_python.proto.payload import Payload
 from omni_python.proto.request import OmniRequest
 from omni_python.proto.timing import StageTiming
+from omni_python.proto.trace import CLIENT
 from omni_python.proto.trace_context import TraceWish
 from omni_python.relay.base import RelaySettings
 

@@ -20,8 +20,8 @@ from omni_python.control.sockets import Inbox, Outlet
 from omni_python.control.stops import PERIOD as LOOK_PERIOD
 from omni_python.pipeline.endpoint import socket_name
 from omni_python.pipeline.members import HELD_UP, STOPPED
+from omni_python.pipeline.membership import coordinator_address
 from omni_python.pipeline.place import Place
-from omni_python.pipeline.stage_process import coordinator_address
 from omni_python.pipeline.start_times import StartTimes
 from omni_python.proto.errors import OmniError
 from omni_python.proto.messages import (

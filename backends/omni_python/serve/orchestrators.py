@@ -18,7 +18,7 @@ from omni_python.control.proc_stat import process_stat
 from omni_python.control.restart_wishes import restart_wishes
 from omni_python.control.sockets import Outlet
 from omni_python.control.stops import StopWatch
-from omni_python.pipeline.stage_process import coordinator_address
+from omni_python.pipeline.membership import coordinator_address
 from omni_python.proto.errors import OmniError
 from omni_python.proto.messages import DrainMessage
 from omni_python.serve.triton_server import ServerFailed, TritonServer
