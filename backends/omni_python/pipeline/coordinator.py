@@ -161,7 +161,7 @@ class Coordinator:
         self._handlers: dict[type[ControlMessage], Callable[[Any], object]] = {
             StreamMessage: self._on_stream,
             CompleteMessage: self._on_complete,
-            TraceMessage: self.traces.add,
+            TraceMessage: lambda message: self.traces.add(message),
             RegisterMessage: self._members.register,
             LeaveMessage: lambda message: self._members.leave(message.epoch),
             BrokenMessage: self._members.end,

@@ -45,8 +45,8 @@ log = logging.getLogger(__name__)
 
 
 class StageProcess:
-    """Stages that share a process, one socket for all of them. `replica` tells the process from others that run the same
-    stages."""
+    """Stages that share a process, one socket for all of them. `replica` tells the process from others that run the
+    same stages."""
 
     def __init__(
         self,
