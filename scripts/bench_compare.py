@@ -1,12 +1,13 @@
 """What the runtime itself costs: no-op stages behind a real tritonserver, asked over gRPC from this process.
 
     scripts/bench_compare [--rounds N] [--only linear,stream,client,abort] [--peer "COMMAND"] [--json FILE]
-                          [--profile DIR]
+                          [--server-cpus LIST] [--load-cpus LIST] [--profile DIR]
 
 `--peer` is a command that runs another runtime's benchmark and prints a JSON object a line with the same keys (`bench`,
 `bytes` or `chunk_bytes`, `conc`, and the figures). It runs in turn with ours; a table follows with the medians of both
 and, of each round's ratios, the median and the range. Over 1 means that ours is better; `aim` is what we want it to be.
-CPU time is that of the server, its stages and the client, as in-process runtimes cannot tell these apart.
+CPU time is that of the server, its stages and the client, as in-process runtimes cannot tell these apart; for the same
+reason the peer's command may use the CPUs of both, where these are given.
 
 `--profile` runs py-spy (which must be on PATH) beside one more round of ours and writes a flame graph for each stub
 process: where the time of a figure that misses its aim goes.
@@ -24,14 +25,16 @@ import subprocess
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import cpus
 import psutil
 from raw_load import Load, Request
+from server_cost import Cost, ServerClock, cost
 
-from omni_python.bench.usage import UsageSampler, process_name
+from omni_python.bench.usage import process_name
 from omni_python.client._inputs import request_inputs
 from omni_python.client._protocol import infer_request
 from omni_python.config.compile import compile_pipeline
@@ -60,7 +63,6 @@ AIMS: Mapping[tuple[Key, str], float] = {
 }
 PARTS = ("linear", "stream", "client", "abort")
 PROFILE_S = 10
-NO_SAMPLES_BETWEEN_S = 3600.0
 
 
 @contextlib.contextmanager
@@ -74,15 +76,15 @@ def loading(server: TritonServer, pipeline: str, sampling: dict[str, Any], strea
         load.close()
 
 
-def measured(server: TritonServer, load: Load, total: int, concurrency: int) -> tuple[list[Request], float, float]:
-    """`total` requests, the seconds that they took, and the CPU seconds of server and client."""
-    with UsageSampler(psutil.Process(server.process.pid), [psutil.Process().pid], NO_SAMPLES_BETWEEN_S) as usage:
-        start = time.monotonic()
-        ended = load.batch(total, concurrency)
-        end = time.monotonic()
-    if failed := [request.error for request in ended if request.error]:
-        raise SystemExit(f"{len(failed)} requests failed: {failed[0]}")
-    return ended, end - start, sum(usage.cpu_seconds(start, end).values())
+def measured(server: TritonServer, load: Load, total: int, concurrency: int) -> tuple[list[Request], Cost]:
+    """`total` requests, and what they cost."""
+    found, ended = cost(ServerClock(server), load, total, concurrency)
+    return ended, found
+
+
+def cpu_a_piece(found: Cost, pieces: int = 1) -> float:
+    """CPU seconds of server and client, of a request or one of its pieces."""
+    return (found.cpu + found.load_cpu) / (found.requests * pieces)
 
 
 def took(requests: Sequence[Request]) -> list[float]:
@@ -100,18 +102,18 @@ def linear(server: TritonServer) -> Iterator[Row]:
     ):
         with loading(server, "noop_line", {"nbytes": nbytes}) as load:
             load.batch(20, 1)
-            alone, _, cpu_alone = measured(server, load, n_latency, 1)
+            ended, alone = measured(server, load, n_latency, 1)
             load.batch(32, 16)
-            _, seconds, cpu_together = measured(server, load, n_throughput, 16)
-        latencies = took(alone)
+            _, together = measured(server, load, n_throughput, 16)
+        latencies = took(ended)
         yield {
             "bench": "linear",
             "bytes": nbytes,
             "p50_ms": round(statistics.median(latencies), 3),
             "p99_ms": round(latencies[int(len(latencies) * 0.99) - 1], 3),
-            "cpu_ms_per_req_c1": round(cpu_alone / n_latency * 1e3, 2),
-            "c16_rps": round(n_throughput / seconds, 1),
-            "cpu_ms_per_req_c16": round(cpu_together / n_throughput * 1e3, 2),
+            "cpu_ms_per_req_c1": round(cpu_a_piece(alone) * 1e3, 2),
+            "c16_rps": round(together.rate, 1),
+            "cpu_ms_per_req_c16": round(cpu_a_piece(together) * 1e3, 2),
         }
 
 
@@ -121,13 +123,13 @@ def stream(server: TritonServer) -> Iterator[Row]:
         with loading(server, "noop_stream", {"chunks": 1000, "chunk_bytes": chunk_bytes}) as load:
             load.batch(1, 1)
             for concurrency, total in ((1, 5), (8, 8)):
-                _, seconds, cpu = measured(server, load, total, concurrency)
+                _, found = measured(server, load, total, concurrency)
                 yield {
                     "bench": "stream",
                     "chunk_bytes": chunk_bytes,
                     "conc": concurrency,
-                    "chunks_per_s": round(1000 * total / seconds),
-                    "cpu_us_per_chunk": round(cpu / (1000 * total) * 1e6, 1),
+                    "chunks_per_s": round(1000 * found.rate),
+                    "cpu_us_per_chunk": round(cpu_a_piece(found, 1000) * 1e6, 1),
                 }
 
 
@@ -136,13 +138,14 @@ def to_client(server: TritonServer) -> Iterator[Row]:
     with loading(server, "noop_forward", {"chunks": 1000, "chunk_bytes": 4096}, stream=True) as load:
         load.batch(1, 1)
         for concurrency in (1, 8):
-            ended, seconds, _ = measured(server, load, concurrency, concurrency)
+            ended, found = measured(server, load, concurrency, concurrency)
             firsts = [(request.first - request.sent) * 1e3 for request in ended]
             yield {
                 "bench": "stream_to_client",
                 "chunk_bytes": 4096,
                 "conc": concurrency,
-                "chunks_per_s": round(sum(request.nbytes // 4096 for request in ended) / seconds),
+                "chunks_per_s": round(sum(request.nbytes // 4096 for request in ended) / found.seconds),
+                "cpu_us_per_chunk": round(cpu_a_piece(found, 1000) * 1e6, 1),
                 "first_chunk_ms": round(statistics.median(firsts), 2),
                 "last_first_chunk_ms": round(max(firsts), 2),
             }
@@ -174,20 +177,22 @@ def abort(server: TritonServer, log: Path) -> Iterator[Row]:
 
 
 @contextlib.contextmanager
-def noop_server() -> Iterator[tuple[TritonServer, Path]]:
+def noop_server(server_cpus: Sequence[int]) -> Iterator[tuple[TritonServer, Path]]:
     """A server for all no-op pipelines, and the file into which the line's middle stage writes when it is aborted."""
     with tempfile.TemporaryDirectory() as folder:
         repository, log = Path(folder) / "models", Path(folder) / "aborts"
         compile_pipeline(NoopLinePipelineConfig(runtime_overrides={"b": {"abort_log": str(log)}}), repository)
         compile_pipeline(NoopStreamPipelineConfig(), repository)
         compile_pipeline(NoopForwardPipelineConfig(), repository)
-        with TritonServer.start(ServerOptions(model_repository=repository)) as server:
+        with cpus.pinned(server_cpus):
+            server = TritonServer.start(ServerOptions(model_repository=repository))
+        with server:
             time.sleep(1)
             yield server, log
 
 
-def ours(parts: Sequence[str]) -> Iterator[Row]:
-    with noop_server() as (server, log):
+def ours(parts: Sequence[str], server_cpus: Sequence[int]) -> Iterator[Row]:
+    with noop_server(server_cpus) as (server, log):
         if "linear" in parts:
             yield from linear(server)
         if "stream" in parts:
@@ -198,10 +203,12 @@ def ours(parts: Sequence[str]) -> Iterator[Row]:
             yield from abort(server, log)
 
 
-def peers(command: str) -> Iterator[Row]:
+def peers(command: str, all_cpus: Collection[int]) -> Iterator[Row]:
     """The rows that the peer's benchmark prints; its other lines are passed over."""
     found = False
-    with subprocess.Popen(shlex.split(command), stdout=subprocess.PIPE, text=True) as process:
+    with cpus.pinned(all_cpus):
+        process = subprocess.Popen(shlex.split(command), stdout=subprocess.PIPE, text=True)
+    with process:
         assert process.stdout is not None
         for line in process.stdout:
             try:
@@ -255,12 +262,12 @@ def print_table(our_rounds: Sequence[Sequence[Row]], peer_rounds: Sequence[Seque
     print("\nwhere our time goes: scripts/bench_compare --rounds 0 --only PART --profile DIR")
 
 
-def profile(parts: Sequence[str], folder: Path) -> None:
+def profile(parts: Sequence[str], server_cpus: Sequence[int], folder: Path) -> None:
     """Flame graphs of our stub processes while the parts run, again and again."""
     if shutil.which("py-spy") is None:
         raise SystemExit("--profile: there is no py-spy on PATH (pip install py-spy)")
     folder.mkdir(parents=True, exist_ok=True)
-    with noop_server() as (server, _):
+    with noop_server(server_cpus) as (server, _):
         children = psutil.Process(server.process.pid).children(recursive=True)
         names = {child.pid: process_name(child.cmdline()) for child in children}
         sampling = ["--duration", str(PROFILE_S), "--rate", "250", "--threads"]
@@ -290,24 +297,28 @@ def main() -> None:
     parser.add_argument("--peer", help="command of another runtime's benchmark, run in turn with ours")
     parser.add_argument("--json", type=Path, help="write all rows here")
     parser.add_argument("--profile", type=Path, metavar="DIR", help="then write flame graphs there")
+    cpus.add_options(parser)
     args = parser.parse_args()
-    parts = args.only.split(",")
+    if bool(args.server_cpus) != bool(args.load_cpus):
+        parser.error("give both --server-cpus and --load-cpus, so that the peer can have the same")
+    cpus.pin(args.load_cpus)
+    parts, all_cpus = args.only.split(","), {*args.server_cpus, *args.load_cpus}
     if unknown := sorted(set(parts) - set(PARTS)):
         parser.error(f"--only: {unknown[0]} is not among {', '.join(PARTS)}")
     our_rounds: list[list[Row]] = []
     peer_rounds: list[list[Row]] = []
     try:
         for _ in range(args.rounds):
-            our_rounds.append([told("ours", row) for row in ours(parts)])
+            our_rounds.append([told("ours", row) for row in ours(parts, args.server_cpus)])
             if args.peer:
-                peer_rounds.append([told("peer", row) for row in peers(args.peer)])
+                peer_rounds.append([told("peer", row) for row in peers(args.peer, all_cpus)])
     finally:  # also after Ctrl-C, with the rounds until then
         if our_rounds:
             print_table(our_rounds, peer_rounds)
         if args.json:
             args.json.write_text(json.dumps({"ours": our_rounds, "peer": peer_rounds}, indent=1))
     if args.profile:
-        profile(parts, args.profile)
+        profile(parts, args.server_cpus, args.profile)
 
 
 def told(side: str, row: Row) -> Row:

@@ -19,7 +19,7 @@ from omni_python.bench.usage import process_name
 from omni_python.serve.triton_server import TritonServer
 
 _RESAMPLES = 10_000
-_WARM_UP = 64
+_WARM_UP = 0.05  # of the requests that are then measured
 _CPU_CLOCK = 2  # CPUCLOCK_SCHED of Linux's include/linux/posix-timers.h: all threads of a process, running or ended
 
 
@@ -45,11 +45,12 @@ def _counts(name: str, pipelines: Sequence[str] | None) -> bool:
 
 @dataclass(frozen=True)
 class Cost:
-    """Of so many requests: the time that all took, and the server's CPU time, both in seconds."""
+    """Of so many requests: the time that all took, and the CPU time of the server and of the load, all in seconds."""
 
     requests: int
     seconds: float
     cpu: float
+    load_cpu: float = 0.0
 
     @property
     def rate(self) -> float:
@@ -58,25 +59,31 @@ class Cost:
 
     @property
     def cpu_ms(self) -> float:
-        """CPU milliseconds a request."""
+        """The server's CPU milliseconds a request."""
         return 1e3 * self.cpu / self.requests
 
     def __add__(self, other: Cost) -> Cost:
-        return Cost(self.requests + other.requests, self.seconds + other.seconds, self.cpu + other.cpu)
+        return Cost(
+            self.requests + other.requests,
+            self.seconds + other.seconds,
+            self.cpu + other.cpu,
+            self.load_cpu + other.load_cpu,
+        )
 
 
 def cost(
     clock: ServerClock, load: Load, total: int, concurrency: int, pipelines: Sequence[str] | None = None
 ) -> tuple[Cost, list[Request]]:
-    """What `total` requests cost, always `concurrency` of them in flight, after some that bring what they need into
+    """What `total` requests cost, always `concurrency` of them in flight, after a few that bring what they need into
     the caches. All must be served."""
-    load.batch(_WARM_UP, concurrency)
-    before, start = clock.seconds(pipelines), time.perf_counter()
+    load.batch(int(_WARM_UP * total), concurrency)
+    before, own, start = clock.seconds(pipelines), time.process_time(), time.perf_counter()
     ended = load.batch(total, concurrency)
-    seconds, cpu = time.perf_counter() - start, clock.seconds(pipelines) - before
+    seconds, own = time.perf_counter() - start, time.process_time() - own
+    found = Cost(total, seconds, clock.seconds(pipelines) - before, own)
     if failed := [request.error for request in ended if request.error]:
         raise SystemExit(f"{len(failed)} requests failed: {failed[0]}")
-    return Cost(total, seconds, cpu), ended
+    return found, ended
 
 
 def in_turns(sides: Mapping[str, Callable[[], Cost]], blocks: int) -> list[dict[str, Cost]]:
