@@ -1,4 +1,5 @@
-"""The real weights: what is said in four languages is heard, spoken, and understood by another recogniser."""
+"""The real weights behind a real tritonserver: what is said in four languages is heard, spoken, and understood by
+another recogniser."""
 
 from __future__ import annotations
 
@@ -7,16 +8,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
+from omni_python.client import Answer, AudioChunk, Finished, OmniClient, TextDelta
+from omni_python.config.compile import compile_pipeline
 from omni_python.models.speech_to_speech import weights
 from omni_python.models.speech_to_speech.config import SpeechToSpeechPipelineConfig
 from omni_python.models.speech_to_speech.info import SAMPLE_RATE
 from omni_python.models.speech_to_speech.packages import NotFetched
-from omni_python.proto.payload import AudioOutput, TextOutput
-from omni_python.proto.request import AudioPart, Message, OmniRequest
+from omni_python.serve.triton_server import ServerOptions, TritonServer
 from tests.models.speech_to_speech.judge import RECORDED, Judge, fetch_recordings, word_errors
-from tests.pipeline.harness import Pipeline, Sink, running
 
 # 267 MB with the packages that read and judge them, or nothing where quickstart has been run.
 CHECKPOINT = Path(__file__).parents[3] / "checkpoints/speech_to_speech"
@@ -38,29 +38,40 @@ def recordings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, np.ndarray
 
 
 @pytest.fixture(scope="module")
-def pipeline(recordings: object, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pipeline]:
-    threads = torch.get_num_threads()
-    config = SpeechToSpeechPipelineConfig(model_path=str(CHECKPOINT))
-    with running(config, tmp_path_factory.mktemp("s")) as pipeline:
-        yield pipeline
-        pipeline.wait_empty()
-    torch.set_num_threads(threads)
+def client(recordings: object, tmp_path_factory: pytest.TempPathFactory) -> Iterator[OmniClient]:
+    repository = tmp_path_factory.mktemp("models")
+    compile_pipeline(SpeechToSpeechPipelineConfig(model_path=str(CHECKPOINT)), repository)
+    options = ServerOptions(model_repository=repository, exit_timeout_s=5)
+    with (
+        TritonServer.start(options, timeout_s=200) as server,
+        OmniClient(server.grpc_url, "speech_to_speech") as client,
+    ):
+        yield client
 
 
-def test_english_speech_is_understood(pipeline: Pipeline, recordings: dict[str, np.ndarray]) -> None:
+def test_english_speech_is_understood(client: OmniClient, recordings: dict[str, np.ndarray]) -> None:
     judge = Judge()
     texts, speeches = [], []
     for name in ASKED:
-        sink = Sink()
-        message = Message("user", [AudioPart(data=recordings[name])])
-        pipeline.coordinator.submit(OmniRequest([message], stream=True), sink, None)
-        chunks, results = sink.wait(90)
-        outputs = [*chunks, *results.values()]
-        text = "".join(output.text for output in outputs if isinstance(output, TextOutput))
-        samples = np.concatenate([output.samples for output in outputs if isinstance(output, AudioOutput)])
-        assert np.abs(samples).max() > 0.1, "not silence"
-        texts.append((RECORDED[name], text))
-        speeches.append((text, judge.hear(samples, SAMPLE_RATE)))
+        events = list(client.stream(audios=[recordings[name].tobytes()]))
+        deltas = [event for event in events if isinstance(event, TextDelta)]
+        chunks = [event for event in events if isinstance(event, AudioChunk)]
+        assert len(deltas) > 1 and {chunk.sample_rate for chunk in chunks} == {SAMPLE_RATE}
+        answer = Answer.collect(iter(events))
+        assert np.abs(answer.audio).max() > 0.1, "not silence"
+        end = events[-1]
+        assert isinstance(end, Finished) and end.finish_reason == "stop"
+        assert end.usage["audio_samples"] == len(answer.audio)
+        texts.append((RECORDED[name], answer.text))
+        speeches.append((answer.text, judge.hear(answer.audio, answer.sample_rate)))
     # Seen: 0.00 and 0.03 of 31 words.
     assert word_errors(texts).rate <= 0.2, texts
     assert word_errors(speeches).rate <= 0.2, speeches
+
+
+def test_the_first_phrase_is_spoken_before_the_sentence(client: OmniClient, recordings: dict[str, np.ndarray]) -> None:
+    events = list(client.stream(audios=[recordings["en/quick_brown_fox"].tobytes()]))
+    spoken = [len(event.samples) for event in events if isinstance(event, AudioChunk)]
+    whole = client.chat(audios=[recordings["en/quick_brown_fox"].tobytes()])
+    assert len(spoken) == 2 and sum(spoken) == len(whole.audio)
+    assert whole.sample_rate == SAMPLE_RATE
