@@ -17,11 +17,13 @@ _SUFFIX = ".alive"
 
 
 class LifeSign(msgspec.Struct, frozen=True):
-    """`pid` of the orchestrator, and how many requests it has that are not over."""
+    """`pid` of the orchestrator, and how many requests it has that are not over; `complete`: all of its pipeline's
+    processes are there."""
 
     pid: int
     requests: int
     draining: bool = False
+    complete: bool = False
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,6 +19,7 @@ class KeeperModel:
     """Clients that call it are told where the orchestrator is."""
 
     def __init__(self, context: ModelContext) -> None:
+        self._directory = context.directory
         config = context.config
         place = keeper_place(config, context.host)
         if place is None or not place.coordinator:
@@ -28,10 +28,11 @@ class KeeperModel:
             f"host {context.host!r} has a part of pipeline {config.resolved_name} alone; ask its orchestrator on host "
             f"{config.resolved_orchestrator_host!r} ({config.hosts[config.resolved_orchestrator_host].address})"
         )
+        self._pipeline = config.resolved_name
         self._reloader = ModelReloader(
             resolve_topology(config),
             lambda process, replica, why: self._keeper.give_up(process, replica, why),
-            functools.partial(wish_restart, context.directory, config.resolved_name),
+            self._wish_restart,
             config.limits,
         )
         self._keeper = Keeper(config.resolved_name, context.directory, place, self._reloader.recover)
@@ -41,6 +42,10 @@ class KeeperModel:
     def execute(self, requests: Sequence[Any]) -> None:
         for request in requests:
             send_error(request.get_response_sender(), self._refusal)
+
+    def _wish_restart(self, process: str, why: str) -> None:
+        if not self._keeper.serves(process):
+            wish_restart(self._directory, self._pipeline, why)
 
     def finalize(self) -> None:
         self._reloader.stop()

@@ -43,7 +43,7 @@ class Orchestrator:
         self._reloader = ModelReloader(
             resolve_topology(context.config),
             lambda process, replica, why: self._coordinator.give_up(process, replica, why),
-            functools.partial(wish_restart, context.directory, spec.name),
+            self._wish_restart,
             context.config.limits,
         )
         self._coordinator = Coordinator(
@@ -130,6 +130,10 @@ class Orchestrator:
     @functools.cached_property
     def _info(self) -> PipelineInfo:
         return pipeline_info(self._context.config, self._context.repository)
+
+    def _wish_restart(self, process: str, why: str) -> None:
+        if not self._coordinator.serves(process):
+            wish_restart(self._context.directory, self._coordinator.spec.name, why)
 
     def finalize(self) -> None:
         self._metrics.stop()

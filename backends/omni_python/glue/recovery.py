@@ -60,15 +60,15 @@ class ModelReloader:
     A process that dies more than `limits.max_deaths` times within `WINDOW` seconds is not brought back; a model that
     cannot be loaded counts as one that died again. `give_up(process, replica, why)` is told of those that are not
     brought back; their models (or instances) are unloaded, so that they are not ready for Triton either.
-    `restart(why)` is called where no replica of a process is left and the reload of one does not end: the server has to
-    be started again.
+    `restart(process, why)` is called where no replica of a process is left and the reload of one does not end: the
+    server has to be started again, unless the process is there all the same.
     """
 
     def __init__(
         self,
         topology: Topology,
         give_up: Callable[[str, int, str], None],
-        restart: Callable[[str], None],
+        restart: Callable[[str, str], None],
         limits: LimitsConfig,
     ) -> None:
         self._topology = topology
@@ -141,7 +141,7 @@ class ModelReloader:
         why = f"has not loaded {group.triton_model} again within {self._limit(process):.0f} s"
         log.critical("Triton %s; it seems to be stuck (process %s)", why, group.replica_name(replica))
         if all(self._is_gone((process, other)) for other in range(group.replicas)):
-            self._restart(why)
+            self._restart(process, why)
 
     def _is_gone(self, replica: Replica) -> bool:
         return replica in self._due or replica in self._late or replica in self._given_up

@@ -212,6 +212,10 @@ class Coordinator:
         """How many requests each replica of each process works on now."""
         return self._registry.loads()
 
+    def serves(self, process: str) -> bool:
+        """Whether a replica of the process is there."""
+        return self._registry.serves(process)
+
     def check_room(self) -> bool:
         """Whether a request could start at once. Raises `Unavailable` where `submit` would: before work is put into one
         that cannot be taken."""
@@ -489,7 +493,8 @@ class Coordinator:
             return
         self._next_sign = now + PERIOD
         try:
-            sign = LifeSign(self._endpoint.pid, len(self._requests), self._draining)
+            complete = not self._registry.missing(self.spec.stages)
+            sign = LifeSign(self._endpoint.pid, len(self._requests), self._draining, complete)
             write_life_sign(self._directory, self.spec.name, sign)
         except OSError as error:
             log.warning("no sign of life could be left: %s", error)

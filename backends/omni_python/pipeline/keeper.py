@@ -85,6 +85,10 @@ class Keeper:
         """A process will not come back."""
         self._tell(GoneMessage(self.epoch, process, replica, 0, why, for_good=True))
 
+    def serves(self, process: str) -> bool:
+        """Whether a replica of the process is there."""
+        return any(known.process == process for known in list(self._processes.values()))
+
     # -- receiving thread
 
     def _on_message(self, message: ControlMessage) -> None:

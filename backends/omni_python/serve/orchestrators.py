@@ -101,6 +101,11 @@ class Orchestrators:
             time.sleep(0.05)
         self.server.load(pipeline)
 
+    def are_complete(self, pipelines: Iterable[str]) -> bool:
+        """Whether each of the pipelines has an orchestrator, and all of its processes."""
+        signs = self.signs()
+        return all(name in signs and signs[name].complete for name in pipelines)
+
     def drain(self, end: bool = False) -> None:
         """Tell all to admit nothing more, or to `end` what they have; their signs tell what is still in flight."""
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()

@@ -19,7 +19,7 @@ from types import FrameType
 from omni_python.control.back_off import WINDOW, BackOff
 from omni_python.control.stops import PERIOD as LOOK_PERIOD
 from omni_python.serve.environment import ServerSetupError
-from omni_python.serve.health import ServerHealth
+from omni_python.serve.health import ServerHealth, all_pipelines
 from omni_python.serve.leftovers import remove_leftover_regions
 from omni_python.serve.orchestrators import Death, Orchestrators
 from omni_python.serve.triton_server import ServerFailed, ServerOptions, TritonServer
@@ -142,7 +142,8 @@ class Supervisor:
         ready = False
         start = time.monotonic()
         self._reloading = {}
-        health = ServerHealth(server, orchestrators, self._policy.silence_s)
+        pipelines = all_pipelines(self._options.model_repository)
+        health = ServerHealth(server, orchestrators, self._policy.silence_s, pipelines)
         server_fd = os.pidfd_open(server.process.pid)
         try:
             while not (self._stopping() or self._gave_up or server.has_exited()):
@@ -151,7 +152,7 @@ class Supervisor:
                     health.begin()
                     self._start_s = self._start_s or time.monotonic() - start
                     _say(f"ready: HTTP on {server.http_url}, gRPC on {server.grpc_url}")
-                if complaint := health.complaint() or self._overdue(None if ready else start):
+                if complaint := health.complaint(time.monotonic()) or self._overdue(None if ready else start):
                     _say(f"tritonserver {complaint}, and is killed")
                     server.kill()  # with its stubs; Popen.kill might reap it, and then nothing would name its group
                 self._wait([server_fd, *orchestrators.pidfds()], LOOK_PERIOD if ready else DRAIN_PERIOD)
