@@ -104,6 +104,8 @@ def test_the_image_is_one_of_triton_that_knows_every_numpy() -> None:
     year, month = map(int, tag.removesuffix("-py3").split("."))
     assert (year, month) >= FIRST_IMAGE_WITH_NUMPY_2
     assert f"TRITON_TAG:-{tag}" in COMPOSE.read_text("utf-8")
+    readme = (DOCKER / "README.md").read_text("utf-8")
+    assert f"({year}.{month} by default" in readme and f"| {year}.{month} |" in readme
     bases = {rest.split(" AS ")[0] for name, rest in instructions() if name == "FROM"}
     stages = {rest.split(" AS ")[1] for name, rest in instructions() if name == "FROM"}
     assert bases - stages == {"nvcr.io/nvidia/tritonserver:${TRITON_TAG}"}

@@ -16,7 +16,7 @@ from omni_python.cli import main
 from omni_python.commands.parser import create_parser
 from omni_python.config.files import load_pipeline
 from omni_python.config.resolve import resolved_model_path
-from tests.docker.files import CLAIM, KSERVE, container, document, options
+from tests.docker.files import CLAIM, KSERVE, RUNTIME, container, document, options
 from tests.docker.test_manifests import KUBERNETES
 
 FOLDER = KSERVE / "hosts"
@@ -90,6 +90,14 @@ def test_a_container_is_run_as_the_serving_runtimes_is(host: str) -> None:
     assert create_parser().parse_args(["serve", *run["args"]]).extra == []
     ports = {f"{port['name']}-port": str(port["containerPort"]) for port in run["ports"]}
     assert ports == {name: value for name, value in given.items() if name.endswith("-port")}
+
+
+@pytest.mark.parametrize("host", HOSTS)
+def test_prometheus_finds_a_host_as_it_finds_kserves_pods(host: str) -> None:
+    runtimes = document(RUNTIME)["spec"]["annotations"]
+    expected = {f"prometheus.io/{name}": runtimes[f"prometheus.kserve.io/{name}"] for name in ("port", "path")}
+    annotations = only(host, "Deployment")["spec"]["template"]["metadata"]["annotations"]
+    assert annotations == expected | {"prometheus.io/scrape": "true"}
 
 
 def test_one_pod_at_a_time_answers_to_each_hosts_address(made: Path) -> None:
