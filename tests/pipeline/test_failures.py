@@ -14,8 +14,8 @@ import pytest
 from omni_python.config.schema import PipelineConfig, StageConfig
 from omni_python.control.liveness import read_life_signs
 from omni_python.models.noop.config import NoopForwardPipelineConfig, NoopLinePipelineConfig
-from omni_python.pipeline.coordinator import RequestState
 from omni_python.pipeline.deadlines import DeadlineWatch
+from omni_python.pipeline.requests import RequestState
 from omni_python.pipeline.spec import Limits
 from omni_python.proto.errors import DeadlineExceeded, OmniError, Unavailable
 from omni_python.proto.messages import DrainMessage, Envelope, SubmitMessage, new_epoch
@@ -284,7 +284,8 @@ def test_a_request_for_which_nobody_is_there_holds_up_nobody(line: Pipeline) -> 
     registry = line.coordinator._registry
     registry.remove(line.processes["b"]._endpoint.epoch)
     request_id, sink = line.submit()
-    assert line.coordinator._requests[request_id].state is RequestState.PENDING
+    waiting = line.coordinator._requests.get(request_id)
+    assert waiting is not None and waiting.state is RequestState.PENDING
     sink.wait()
     line.wait_empty()
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from omni_python.models.noop.config import NoopForwardPipelineConfig, NoopLinePipelineConfig, NoopStreamPipelineConfig
-from omni_python.pipeline.coordinator import RequestState
+from omni_python.pipeline.requests import RequestState
 from omni_python.pipeline.spec import Limits
 from omni_python.proto.errors import Cancelled, InvalidArgument, OmniError, Unavailable
 from omni_python.proto.payload import Payload, TextOutput

@@ -16,7 +16,7 @@ import pytest
 
 from omni_python.config.schema import PipelineConfig, StageConfig
 from omni_python.models.noop.config import NoopForwardPipelineConfig, NoopLinePipelineConfig
-from omni_python.pipeline.coordinator import RequestState
+from omni_python.pipeline.requests import RequestState
 from omni_python.pipeline.spec import Limits
 from omni_python.proto.errors import Cancelled, Unavailable
 from omni_python.proto.payload import Payload, TextOutput

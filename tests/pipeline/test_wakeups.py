@@ -15,8 +15,8 @@ import pytest
 
 from omni_python.models.noop.config import NoopLinePipelineConfig
 from omni_python.pipeline.answers import JOINED_BYTES, SENDS_A_TURN, AnswerThreads
-from omni_python.pipeline.coordinator import LOOKS
 from omni_python.pipeline.deadlines import DeadlineWatch
+from omni_python.pipeline.watcher import LOOKS
 from omni_python.proto.errors import Cancelled
 from omni_python.proto.payload import AudioOutput, TextOutput
 from tests.pipeline.harness import Sink, running
