@@ -141,7 +141,10 @@ class ModelReloader:
         why = f"has not loaded {group.triton_model} again within {self._limit(process):.0f} s"
         log.critical("Triton %s; it seems to be stuck (process %s)", why, group.replica_name(replica))
         if all(self._is_gone((process, other)) for other in range(group.replicas)):
-            self._restart(process, why)
+            try:
+                self._restart(process, why)
+            except OSError as error:
+                log.error("no restart could be asked for: %s", error)
 
     def _is_gone(self, replica: Replica) -> bool:
         return replica in self._due or replica in self._late or replica in self._given_up
