@@ -15,6 +15,7 @@ from omni_python.planning.sharing import Stretch
 from omni_python.planning.spread import Spread
 
 _MOST_STATES = 240
+_HARDLY = 1e-4
 
 
 class Begin(NamedTuple):
@@ -68,7 +69,7 @@ def _levels(iteration: float, slower: Stretch) -> np.ndarray:
     if len(speeds) == 1:
         return np.ones((1, 2))
     past = iteration / slower.lasting
-    kept = 2 * (past - 1 + math.exp(-past)) / past**2
+    kept = 2 * (past - 1 + math.exp(-past)) / past**2 if past > _HARDLY else 1.0
     factors = 1 / (1 + (speeds - 1) * math.sqrt(kept))
     begun = chances * -np.expm1(-past * factors) / factors
     return np.stack([factors, begun / begun.sum()], axis=1)

@@ -1,7 +1,7 @@
 """What a pipeline does at a load, as numbers to print.
 
-The formulas take Poisson arrivals, stages that know nothing of each other, and latencies with the shape of a gamma
-distribution: they hold best below `SHAKY` of what can be computed.
+The formulas take Poisson arrivals, and latencies with the shape of a gamma distribution for each kind of request (who
+needs a stage or not, who had to wait for it or not). They hold best below `SHAKY` of what can be computed.
 """
 
 from __future__ import annotations
