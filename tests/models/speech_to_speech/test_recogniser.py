@@ -124,6 +124,15 @@ def test_what_is_heard_is_the_plain_models(tmp_path: Path, task: str) -> None:
     assert sum(piece.tokens for piece in pieces) == len(expected)
 
 
+@pytest.mark.parametrize("window_s", [0.7, 30.0])
+def test_what_is_heard_is_the_same_after_warming_up(tmp_path: Path, window_s: float) -> None:
+    save_tiny(tmp_path, seed=2)
+    recogniser = Recogniser(tmp_path, window_s=window_s, margin_s=30)
+    cold = list(recogniser.hear(noise(7, 1.5), "translate", "de", max_tokens=12))
+    recogniser.warm_up()
+    assert list(recogniser.hear(noise(7, 1.5), "translate", "de", max_tokens=12)) == cold != []
+
+
 def test_long_sounds_are_cut_where_they_are_quiet(tmp_path: Path) -> None:
     save_tiny(tmp_path, seed=3)
     recogniser = Recogniser(tmp_path, window_s=1.0, margin_s=30)

@@ -81,7 +81,8 @@ class Recogniser:
     @torch.inference_mode()
     def warm_up(self) -> None:
         """Hear a short silence, so that the first request finds what the libraries prepare at their first use."""
-        cache = TextCache(self._model.decoder, self._encode(np.zeros(3 * SAMPLE_RATE, np.float32)))
+        silence = np.zeros(min(3 * SAMPLE_RATE, self._window), np.float32)
+        cache = TextCache(self._model.decoder, self._encode(silence))
         for count in (1, 3, 1):
             self._step([self._start] * count, cache)
 
