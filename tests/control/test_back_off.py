@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from omni_python.control.back_off import SETTLED, BackOff
+from omni_python.control.back_off import LONGEST, SETTLED, BackOff
 
 
 def test_deaths_soon_after_each_other_wait_longer_each_time() -> None:
@@ -12,6 +12,12 @@ def test_deaths_soon_after_each_other_wait_longer_each_time() -> None:
         delays.append(back_off.next_delay(now) or 0.0)
         now += delays[-1] + SETTLED / 2
     assert delays[1:] == [0.1, 0.2, 0.4, 0.8, 1.6]
+
+
+def test_waits_do_not_grow_for_ever() -> None:
+    back_off = BackOff(limit=100, window=1e6, first_delay=0.1)
+    delays = [back_off.next_delay(float(now)) for now in range(100)]
+    assert delays[-1] == LONGEST and max(delay or 0.0 for delay in delays) == LONGEST
 
 
 def test_what_has_run_for_a_while_starts_at_once() -> None:

@@ -11,9 +11,13 @@ SETTLED = 10.0
 """What dies that many seconds after it died last does not do so at once after each start."""
 
 
+LONGEST = 30.0
+"""Seconds that a wait may grow to, where many deaths are allowed."""
+
+
 class BackOff:
     """Allows `limit` deaths within `window` seconds. The wait before a new start is `first_delay` seconds, and twice as
-    long as the last one where the last death is less than `SETTLED` seconds ago."""
+    long as the last one where the last death is less than `SETTLED` seconds ago, up to `LONGEST`."""
 
     def __init__(self, limit: int, window: float, first_delay: float) -> None:
         self._limit = limit
@@ -30,7 +34,7 @@ class BackOff:
     def next_delay(self, now: float) -> float | None:
         """It died at `now`: the seconds to wait before it is started again; None if it is to be given up."""
         at_once = bool(self._deaths) and now - self._deaths[-1] < SETTLED + self._delay
-        self._delay = 2 * self._delay if at_once else self._first_delay
+        self._delay = min(2 * self._delay, LONGEST) if at_once else self._first_delay
         self._deaths.append(now)
         while now - self._deaths[0] > self._window:
             self._deaths.popleft()

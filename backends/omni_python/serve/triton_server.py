@@ -157,7 +157,7 @@ class TritonServer:
     name: str
     exit_timeout_s: int
     stub_timeout_s: int
-    _folder: Path
+    _folder: Path | None
 
     @classmethod
     def launch(cls, options: ServerOptions, log: Path | None = None, supervised: bool = False) -> TritonServer:
@@ -172,8 +172,9 @@ class TritonServer:
         options = options.resolved()
         options.check_ports()
         options.check_shared_memory()
-        folder = Path(tempfile.mkdtemp(prefix="omni-server-"))
-        log = log or folder / "tritonserver.log"
+        # None where nothing is kept: nobody would remove it after a supervisor that is killed.
+        folder = None if supervised or log else Path(tempfile.mkdtemp(prefix="omni-server-"))
+        log = log or (folder / "tritonserver.log" if folder else Path(os.devnull))
         with contextlib.nullcontext() if supervised else log.open("wb") as output:
             process = subprocess.Popen(
                 options.command(installation),
@@ -303,7 +304,8 @@ class TritonServer:
                 self.process.wait()
         for region in SHARED_MEMORY.glob(f"{self.name}_*"):
             region.unlink(missing_ok=True)
-        shutil.rmtree(self._folder, ignore_errors=True)
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
 
     def kill(self) -> None:
         """End the server and its stubs without a word; `stop` then removes what they leave behind."""
