@@ -18,7 +18,7 @@ _SUFFIX = ".alive"
 
 class LifeSign(msgspec.Struct, frozen=True):
     """`pid` of the orchestrator, and how many requests it has that are not over; `complete`: all of its pipeline's
-    processes are there."""
+    processes are there, every replica."""
 
     pid: int
     requests: int

@@ -76,6 +76,10 @@ class Members:
     def closed(self) -> bool:
         return self._deaths.closed
 
+    def is_complete(self) -> bool:
+        """Whether all processes are there, every replica."""
+        return len(self.registry.peers()) == sum(self._spec.replicas.values())
+
     def close(self) -> None:
         """Let `wait` return for the last time."""
         self._deaths.close()

@@ -105,8 +105,7 @@ class Watcher:
             return
         self._next_sign = now + PERIOD
         try:
-            write_life_sign(
-                self._directory, self._name, LifeSign(self._pid, len(self._requests), self._requests.closed)
-            )
+            requests, complete = self._requests, self._members.is_complete()
+            write_life_sign(self._directory, self._name, LifeSign(self._pid, len(requests), requests.closed, complete))
         except OSError as error:
             log.warning("no sign of life could be left: %s", error)
