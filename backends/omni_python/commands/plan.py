@@ -38,9 +38,9 @@ examples:
   omni plan costs.yaml --rate 20 --place talker_ar=gpu1 --place code2wav=gpu1
   omni plan costs.yaml --concurrency 16 --copies gpu0=1            # to compare with `omni bench --concurrency 16`
 
-The formulas (a processor-sharing queue with a rate for each state for continuous batching, the chain of M/D^(1,K)/1 for
-batches, Pollaczek-Khinchine, Lee-Longton and Erlang's C, Little's law) take Poisson arrivals. Beyond 90 % of the
-saturation they say more of the direction than of the size.
+The formulas (a processor-sharing queue with a rate for each state for continuous batching, the chain of its iterations
+for the first step, the chain of M/D^(1,K)/1 for batches, Pollaczek-Khinchine, Lee-Longton and Erlang's C, Little's law)
+take Poisson arrivals. Beyond 90 % of the saturation they say more of the direction than of the size.
 
 exit status: 0 planned or measured, 1 the server is not there, 2 wrong arguments or costs, or nothing can keep to them
 """

@@ -31,10 +31,10 @@ _MOMENTS = 16
 
 
 class Saturated(InvalidArgument):
-    """More comes than can be computed."""
+    """More comes than can be computed, or so nearly that the formulas find no balance."""
 
     def __init__(self) -> None:
-        super().__init__("the load is more than the pipeline can do: give it more copies, or less to do")
+        super().__init__("the load is more than the pipeline can do, or nearly: give it more copies, or less to do")
 
 
 @dataclass(frozen=True)
