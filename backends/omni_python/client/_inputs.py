@@ -74,7 +74,8 @@ def request_inputs(text: str | None, options: RequestOptions, *, stream: bool) -
         "videos": _listed("videos", options.get("videos")),
     }
     inputs |= {name: _bytes_tensor([_read(file) for file in values]) for name, values in files.items() if values}
-    inputs["stream"] = np.array([stream])
+    if stream:
+        inputs["stream"] = np.array([True])
     if audio is not None:
         inputs["audio"] = np.asarray(audio, np.float32)
     if rate is not None:

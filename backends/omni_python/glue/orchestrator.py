@@ -84,7 +84,7 @@ class Orchestrator:
                 given = request.parameters()
                 parsed = parse_request(tensors, msgspec.json.decode(given) if given else None)
                 record = self._record_order(parsed) if parsed.record else None
-                sink = TritonSink(sender, parsed, self._recordings(record))
+                sink = TritonSink(sender, parsed, request.requested_output_names(), self._recordings(record))
                 if parsed.request.stream:
                     sink.announce()
                 measured = MeasuredSink(sink, self._answers, parsed.request.stream)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import base64
 import threading
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import msgspec
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
+from omni_python.glue.repeated import RepeatedTensors
 from omni_python.glue.request import ParsedRequest
 from omni_python.proto.errors import ErrorCode, OmniError, Unavailable
 from omni_python.proto.info import PipelineInfo, encode_info
@@ -76,10 +77,14 @@ class TritonSink:
     finish reason is "error" and whose usage tells the reason of each part, and an error.
     """
 
-    def __init__(self, sender: Any, parsed: ParsedRequest, recordings: Sequence[str] = ()) -> None:
-        """`recordings` are the files that the client is told of: at first where it streams, since the request may fail,
+    def __init__(
+        self, sender: Any, parsed: ParsedRequest, wanted: Collection[str], recordings: Sequence[str] = ()
+    ) -> None:
+        """`wanted` are the outputs that the client has requested, all where it names none: Triton sends no others.
+        `recordings` are the files that the client is told of: at first where it streams, since the request may fail,
         else with all the rest."""
         self._sender = sender
+        self._wanted = wanted
         self._recordings = [_bytes("recordings", _json(recordings))] if recordings else []
         self._ending_lock = threading.Lock()
         self._ended = False
@@ -145,7 +150,9 @@ class TritonSink:
             raise
 
     def _send_end(self, timings: Sequence[StageTiming], trace: Trace | None) -> None:
-        tensors = [_bytes("stage_timings", _json([_rounded(timing) for timing in timings]))]
+        tensors: list[pb_utils.Tensor] = []
+        if "stage_timings" in self._wanted:
+            tensors.append(_bytes("stage_timings", _json([_rounded(timing) for timing in timings])))
         if trace is not None:
             tensors.append(_bytes("trace", encode_trace(trace)))
         if not self._stream:
@@ -155,16 +162,19 @@ class TritonSink:
             if self._audio_end is not None:
                 samples = np.concatenate([*self._audio, np.empty(0, np.float32)])
                 tensors += self._content(AudioOutput(samples, self._sample_rate), even_if_empty=True)
+        repeated = RepeatedTensors()
+        response = pb_utils.InferenceResponse(tensors + self._ending(repeated))
         with self._ending_lock:
             self._ended = True
-            self._sender.send(pb_utils.InferenceResponse(tensors + self._ending()), flags=_FINAL)
+            self._sender.send(response, flags=_FINAL)
+        repeated.sent()
 
     def fail(self, error: OmniError) -> None:
         """What was streamed stays valid: where part of the answer is complete, a response before the error says so."""
         with self._ending_lock:
             self._ended = True
             if self._stream and (self._text_end is not None or self._audio_end is not None):
-                self._sender.send(pb_utils.InferenceResponse(self._ending(failed=True)))
+                self._sender.send(pb_utils.InferenceResponse(self._ending(RepeatedTensors(), failed=True)))
             send_error(self._sender, error)
 
     def _collect(self, payload: Payload) -> None:
@@ -185,15 +195,28 @@ class TritonSink:
             return [_bytes("audio_base64", base64.b64encode(data)), rate]
         return []
 
-    def _ending(self, failed: bool = False) -> list[pb_utils.Tensor]:
+    def _ending(self, repeated: RepeatedTensors, failed: bool = False) -> list[pb_utils.Tensor]:
         text, audio = self._text_end, self._audio_end
         reason = "error" if failed else (text and text.finish_reason) or (audio and audio.finish_reason) or "stop"
+        tensors = []
+        if "finish_reason" in self._wanted:
+            tensors.append(repeated.text("finish_reason", reason))
+        if text is not None:
+            for name, count in (
+                ("num_input_tokens", text.num_input_tokens),
+                ("num_output_tokens", text.num_output_tokens),
+            ):
+                if name in self._wanted:
+                    tensors.append(repeated.count(name, count))
+        if "usage" in self._wanted:
+            tensors.append(_bytes("usage", _json(self._usage(failed))))
+        return tensors
+
+    def _usage(self, failed: bool) -> dict[str, Any]:
+        text, audio = self._text_end, self._audio_end
         usage: dict[str, Any] = {}
-        tensors = [_bytes("finish_reason", reason)]
         if text is not None:
             usage |= {"input_tokens": text.num_input_tokens, "output_tokens": text.num_output_tokens}
-            tensors.append(pb_utils.Tensor("num_input_tokens", np.array([text.num_input_tokens], np.uint32)))
-            tensors.append(pb_utils.Tensor("num_output_tokens", np.array([text.num_output_tokens], np.uint32)))
         if audio is not None:
             usage["audio_frames"] = audio.num_frames
             usage["audio_samples"] = self._samples
@@ -202,7 +225,7 @@ class TritonSink:
         if failed:
             usage["text_finish_reason"] = "error" if text is None else text.finish_reason or "stop"
             usage.setdefault("audio_finish_reason", "error")
-        return [*tensors, _bytes("usage", _json(usage))]
+        return usage
 
 
 def _rounded(timing: StageTiming) -> dict[str, str | float]:
