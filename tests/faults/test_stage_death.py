@@ -20,6 +20,8 @@ from omni_python.client import OmniClient, OmniClientError
 from omni_python.config.compile import compile_pipeline
 from omni_python.config.parts import LimitsConfig
 from omni_python.control.directory import find_server_directory
+from omni_python.control.liveness import read_life_signs
+from omni_python.control.stops import STOPPED_S
 from omni_python.models.noop.config import NoopLinePipelineConfig
 from omni_python.serve.triton_server import ServerOptions, TritonServer
 from tests.e2e import metrics
@@ -123,11 +125,22 @@ def test_a_killed_stage_fails_its_requests_at_once_and_comes_back(server: Triton
     assert len(sockets(server) & there) == len(there) - 1, "the dead process's socket is still there"
 
 
-def sockets(server: TritonServer) -> set[str]:
+def directory(server: TritonServer) -> Path:
     base = Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir())
-    directory = find_server_directory(base, server.process.pid)
-    assert directory is not None
-    return {path.name for path in directory.iterdir()}
+    found = find_server_directory(base, server.process.pid)
+    assert found is not None
+    return found
+
+
+def sockets(server: TritonServer) -> set[str]:
+    return {path.name for path in directory(server).iterdir()}
+
+
+def test_the_sign_of_life_says_that_all_processes_are_there(server: TritonServer) -> None:
+    end = time.monotonic() + 10
+    while not read_life_signs(directory(server))[PIPELINE].sign.complete:
+        assert time.monotonic() < end
+        time.sleep(0.1)
 
 
 def is_gone(process: psutil.Process) -> bool:
@@ -161,6 +174,29 @@ def test_a_stage_that_a_debugger_stops_is_left_alone_until_it_has_been_silent_fo
     metrics.wait_empty(server, PIPELINE)
 
 
+def test_a_server_that_is_stopped_whole_goes_on_as_it_was(server: TritonServer) -> None:
+    """As Ctrl-Z does it to what runs in the foreground, and `fg` lets it go on."""
+    before = {process: stub(server, process).pid for process in "abc"}
+    with OmniClient(server.grpc_url, PIPELINE) as client, ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(client.chat, "x", sampling={"delay": 0.5})
+        os.killpg(server.process.pid, signal.SIGSTOP)
+        time.sleep(4 * STOPPED_S)
+        os.killpg(server.process.pid, signal.SIGCONT)
+        assert answer.result(20).text == '{"nbytes":0,"last":0}'
+    time.sleep(2 * STOPPED_S)
+    assert {process: stub(server, process).pid for process in "abc"} == before
+
+
+def wait_settled(server: TritonServer, process: str) -> None:
+    """Until Triton has done with loading a process, which serves before that: where one dies in the midst of it, 24.10
+    itself aborts now and then (`boost::interprocess::lock_exception`), or waits for ever."""
+    end = time.monotonic() + 15
+    while not server.is_model_ready(f"{PIPELINE}_{process}"):
+        assert time.monotonic() < end, server.log.read_text(errors="replace")[-3000:]
+        time.sleep(0.05)
+    time.sleep(0.2)
+
+
 def test_a_crash_loop_is_given_up_with_its_reason(tmp_path: Path) -> None:
     compile_pipeline(NoopLinePipelineConfig(), tmp_path)
     with (
@@ -170,6 +206,7 @@ def test_a_crash_loop_is_given_up_with_its_reason(tmp_path: Path) -> None:
         for _ in range(5):
             os.kill(stub(server, "b").pid, signal.SIGKILL)
             wait_served(server, 15)
+            wait_settled(server, "b")
         os.kill(stub(server, "b").pid, signal.SIGKILL)
         deadline = time.monotonic() + 10
         message = ""
