@@ -210,11 +210,10 @@ def _draw(axes: Axes, series: str, costs: Mapping[int, Sequence[float]], colour:
     lows, medians, highs = np.array([quartiles(values) for values in costs.values()]).T
     sizes = list(costs)
     bars = (medians - lows, highs - medians)
-    name = LABELS[series] if series in LINES else None
-    axes.errorbar(sizes, medians, bars, color=colour, marker="o", capsize=3, linestyle="", label=name)
+    axes.errorbar(sizes, medians, bars, color=colour, marker="o", capsize=3, linestyle="")
     if series in LINES:
         slope, rest = straight(costs)
-        label = f"{slope:.2f} ms each + {rest:.2f} ms"
+        label = f"{LABELS[series].removeprefix('stages, ')}: {slope:.2f} ms each + {rest:.2f} ms"
         axes.plot(sizes, [rest + slope * size for size in sizes], color=colour, linestyle="--", label=label)
     else:
         axes.plot(sizes, medians, color=colour)
@@ -224,7 +223,7 @@ def _draw(axes: Axes, series: str, costs: Mapping[int, Sequence[float]], colour:
     axes.set_xticks(sizes, [str(size) for size in sizes])
     axes.minorticks_off()
     axes.set_ylim(0, max(axes.get_ylim()[1], 1.15 * max(*highs, FLAT * medians[0])))
-    axes.legend(fontsize=8, loc="lower right")
+    axes.legend(fontsize=7, loc="lower right")
 
 
 PARTS = {"concurrency": concurrency_cases, "stages": stages_cases, "orchestrators": orchestrators_cases}
