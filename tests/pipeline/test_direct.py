@@ -51,6 +51,18 @@ def test_a_short_answer_is_sent_where_its_only_part_is_received(line: Pipeline) 
     line.wait_empty()
 
 
+def test_the_receiving_thread_goes_on_receiving_where_others_are_in_flight(line: Pipeline) -> None:
+    sink = asked(line, go=False, delay=0.2)
+    other = asked(line, delay=0.2)
+    while not sink.thread:
+        time.sleep(0.005)
+    assert sink.thread == "omni-send"
+    other.wait()
+    sink.go.set()
+    sink.wait()
+    line.wait_empty()
+
+
 def test_what_follows_other_parts_waits_behind_them(tmp_path: Path) -> None:
     with running(NoopForwardPipelineConfig(), tmp_path) as pipeline:
         sink = asked(pipeline, chunks=3)

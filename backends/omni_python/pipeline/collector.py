@@ -87,13 +87,14 @@ class Collector:
 
     def _complete(self, request: Request, stage: str, payload: Payload) -> None:
         """The last of a request's results is there. Where it is all that there is to send, and little, it is sent on
-        this thread; unless that has to wait for the rest of a trace, which this thread receives."""
+        this thread, if no other request needs that meanwhile: nor this one, to receive the rest of its trace."""
         if not self._release(request, RequestState.COMPLETED):
             return
         timings = sorted(request.timings.values(), key=_start)
         answer = LastPart(request.sink, stage, payload, timings)
-        is_whole = not request.is_answered and request.trace is None and answer.is_small
-        if not (is_whole and self._endpoint.direct.take(answer)):
+        is_whole = not request.is_answered and answer.is_small
+        is_alone = not self._requests and request.trace is None
+        if not (is_whole and is_alone and self._endpoint.direct.take(answer)):
             self._answers.put(request.id, answer)
         self._members.dismiss()
 
