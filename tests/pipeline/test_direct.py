@@ -52,8 +52,8 @@ def test_a_short_answer_is_sent_where_its_only_part_is_received(line: Pipeline) 
 
 
 def test_the_receiving_thread_goes_on_receiving_where_others_are_in_flight(line: Pipeline) -> None:
-    sink = asked(line, go=False, delay=0.2)
-    other = asked(line, delay=0.2)
+    sink = asked(line, go=False, delay=0.1, delay_stage="b")
+    other = asked(line, delay=0.6, delay_stage="b")
     while not sink.thread:
         time.sleep(0.005)
     assert sink.thread == "omni-send"
