@@ -49,6 +49,7 @@ from omni_python.serve.triton_server import ServerOptions, TritonServer
 
 SHARE, REFUSAL_S, SLACK_S = 0.9, 0.05, 0.25
 CLOSED_LOOP_S = 5.0
+TRIED = 16
 WORK_S = 0.05
 
 
@@ -146,10 +147,12 @@ def request(config: PipelineConfig, case: Case) -> Any:
 
 
 def peak(load: Load, case: Case) -> float:
-    """Requests served in time a second, in the best of closed loops; the search ends where two more bring no more."""
+    """Requests served in time a second, in the best of closed loops; the search ends where two more bring no more, but
+    not before `TRIED`: the first loops are noisy."""
     load.closed_loop(4, 1.0)
     best, behind, concurrency = 0.0, 0, 1
-    while behind < 2 and concurrency <= case.limits.max_in_flight + case.limits.max_queued:
+    most = case.limits.max_in_flight + case.limits.max_queued
+    while (behind < 2 or concurrency <= TRIED) and concurrency <= most:
         ended = load.closed_loop(concurrency, CLOSED_LOOP_S)
         goodput = sum(served_in_time(one, case, math.inf) for one in ended) / CLOSED_LOOP_S
         print(f"  closed loop of {concurrency}: {goodput:.1f}/s", flush=True)
