@@ -67,7 +67,7 @@ class Endpoint:
         self._credits = Credits(self._send_credits)
         if place is not None and host is None:
             host = f"{host_identity()}/{place.host}"
-        self.carrier = Carrier(relay, self.epoch, self._credits.note, host, self._nudge)
+        self.carrier = Carrier(relay, self.epoch, self._credits.note, host)
         if place is not None:
             self.carrier.site = msgspec.structs.replace(self.carrier.site, name=place.host, address=place.url)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -185,12 +185,6 @@ class Endpoint:
             log.exception("could not handle %s", type(message).__name__)
         with self._lock:
             self._behind[message.epoch] -= 1
-
-    def _nudge(self) -> None:
-        """Send this process a message that changes nothing."""
-        if self.epoch not in self._outlets:
-            self.connect(self.epoch, self.address)
-        self._outlets[self.epoch].try_send(CreditMessage(self.epoch, "", []))
 
     def _send_credits(self, epoch: int, relay: str, generations: list[int], wait: bool) -> bool:
         """Whether they need not be sent once more."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from omni_python.proto.codec import EncodedPayload, PayloadDecoder
@@ -33,7 +33,6 @@ from omni_python.relay.base import (
 )
 from omni_python.relay.device import DeviceRelay
 from omni_python.relay.slots import OutOfSlots
-from omni_python.relay.waking import Awake
 from omni_python.relay.ways import DEVICE_RELAYS, INLINE_LIMIT, device_way, host_identity, host_way
 
 _RELAY_OF: dict[type[Ref], str] = {
@@ -60,23 +59,14 @@ def relay_of(ref: Ref) -> str:
 class Carrier:
     """All relays of a process. Peers are known by epoch. Thread-safe.
 
-    `host` stands for the host's identity, for tests that set processes apart. `nudge` sends this process a message that
-    changes nothing.
+    `host` stands for the host's identity, for tests that set processes apart.
     """
 
-    def __init__(
-        self,
-        settings: RelaySettings,
-        epoch: int,
-        credit: CreditFn,
-        host: str | None = None,
-        nudge: Callable[[], object] = lambda: None,
-    ) -> None:
+    def __init__(self, settings: RelaySettings, epoch: int, credit: CreditFn, host: str | None = None) -> None:
         self._relays: dict[str, Relay[Any]] = {}
         self._backend = settings.backend
         for name in dict.fromkeys(("shm", settings.backend)):
             self._relays[name] = open_relay(name, settings, epoch, credit)
-        self._awake = Awake(nudge)
         gpu = ""
         if settings.gpu is not None:
             for name in filter(None, ("cuda_shm", DEVICE_RELAYS.get(settings.backend))):
@@ -86,7 +76,7 @@ class Carrier:
                     log.warning("tensors on the GPU go through the host: %s", error)
                 else:
                     if isinstance(relay, DeviceRelay):
-                        gpu, relay.awake = relay.gpu.uuid, self._awake
+                        gpu = relay.gpu.uuid
         infos = tuple(RelayInfo(name, relay.announcement()) for name, relay in self._relays.items())
         self.site = Site(host_identity() if host is None else host, gpu, infos)
         self._sites: dict[int, Site] = {}
@@ -240,7 +230,6 @@ class Carrier:
     def close(self) -> None:
         for relay in self._relays.values():
             relay.close()
-        self._awake.close()
 
     def _route(self, readers: Sequence[int]) -> tuple[bool, DeviceRelay[Any] | None]:
         """Find whether all readers are on this host, and what takes tensors on a GPU to all of them."""

@@ -22,11 +22,10 @@ import msgspec
 
 from omni_python.proto.codec import DevicePart
 from omni_python.proto.refs import CudaRef
-from omni_python.relay.base import CreditFn, RelayOperation, RelaySettings, TransferFailed
+from omni_python.relay.base import CreditFn, RelaySettings, TransferFailed
 from omni_python.relay.device import GRAIN, DeviceRelay, Gpu, Leases
 from omni_python.relay.gates import Gates
 from omni_python.relay.slots import OutOfSlots, Slot
-from omni_python.relay.waking import LARGE
 
 EVENTS = 64
 """Events of a pool, one for each slot that is out."""
@@ -136,11 +135,6 @@ class CudaShmRelay(DeviceRelay[CudaRef]):
             self._record(index)
         self._copy(slot, part, start, end)
 
-    def _lend(self, slot: Slot, nbytes: int, readers: Sequence[int]) -> RelayOperation[CudaRef]:
-        if nbytes >= LARGE and self.awake is not None and any(self._is_elsewhere(reader) for reader in readers):
-            slot.on_free = self.awake.during(nbytes, partial(self._free_event, slot.generation))
-        return super()._lend(slot, nbytes, readers)
-
     def _is_elsewhere(self, reader: int) -> bool:
         """Whether a reader has another GPU, and therefore copies."""
         pool = self._announced.get(reader)
@@ -180,7 +174,7 @@ class CudaShmRelay(DeviceRelay[CudaRef]):
         for event, (start, end) in zip(events, parts_of(ref.nbytes, len(events)), strict=False):
             self._wait(pool, event)
             self.gpu.copy(target + start, source + start, end - start)
-        self._leases.end(done if self.awake is None else self.awake.during(ref.nbytes, done))
+        self._leases.end(done)
         return copy
 
     def _wait(self, pool: _Mapped, event: int) -> None:

@@ -20,7 +20,7 @@ from omni_python.proto.codec import DevicePart
 from omni_python.relay.base import PUT_TIMEOUT, R, Relay, RelayOperation, RelayUnavailable, TransferFailed
 from omni_python.relay.put_off import call_later
 from omni_python.relay.slots import Slot, Slots
-from omni_python.relay.waking import Awake, sleep_precisely
+from omni_python.relay.timer_slack import sleep_precisely
 
 GRAIN = 64 << 10
 """Bytes: slots of a pool on a GPU are multiples of this."""
@@ -175,8 +175,6 @@ class DeviceRelay(Relay[R]):
     def __init__(self, gpu: Gpu, pool: int, nbytes: int) -> None:
         """Offers from the `nbytes` of this GPU's memory at the address `pool`."""
         super().__init__(Slots(nbytes, GRAIN))
-        self.awake: Awake | None = None
-        """What keeps this process awake during large copies, once there is anything that can."""
         self.gpu = gpu
         self._pool = pool
 
