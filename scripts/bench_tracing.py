@@ -1,12 +1,13 @@
 """What tracing costs on the no-op line, over Triton's gRPC front.
 
-    scripts/bench_tracing [--blocks 30] [--requests 1000] [--concurrency 16] [--shares 0.01,1]
+    scripts/bench_tracing [--starts 4] [--blocks 10] [--requests 1000] [--concurrency 16] [--shares 0.01,1]
                           [--server-cpus LIST] [--load-cpus LIST]
 
 One server has the line once without tracing and once for each share of requests that is traced by chance. They take
-pieces of `--requests` requests in turn, in each of `--blocks` blocks once forwards and once backwards. Printed are the
-server's CPU milliseconds a request, requests a second, and how many times those of the line without tracing in the same
-block they are: the median over the blocks, with its 95 % interval. `0` as a share shows what the method can tell apart.
+pieces of `--requests` requests in turn, in each of `--blocks` blocks once forwards and once backwards, and all of that
+in `--starts` servers, as some of what a process costs is the luck of its start. Printed are the server's CPU
+milliseconds a request, requests a second, and how many times those of the line without tracing in the same block they
+are: the median over the blocks, with its 95 % interval. `0` as a share shows what the method can tell apart.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import argparse
 import functools
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import cpus
@@ -33,7 +35,8 @@ PLAIN = "untraced"
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--blocks", type=int, default=30)
+    parser.add_argument("--starts", type=int, default=4)
+    parser.add_argument("--blocks", type=int, default=10)
     parser.add_argument("--requests", type=int, default=1000)
     parser.add_argument("--concurrency", type=int, default=16)
     parser.add_argument("--shares", type=lambda text: text.split(","), default=["0.01", "1"])
@@ -46,15 +49,20 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="omni-tracing-") as folder:
         for name, share in shares.items():
             compile_pipeline(NoopLinePipelineConfig(name=name, trace=TraceConfig(sample=share)), Path(folder))
-        with cpus.pinned(args.server_cpus):
-            server = TritonServer.start(ServerOptions(model_repository=Path(folder)), timeout_s=200)
-        with server:
-            time.sleep(1)
-            clock = ServerClock(server)
-            sides = {name: functools.partial(piece, clock, load(server, name), name, args) for name in shares}
-            blocks = in_turns(sides, args.blocks)
+        blocks = [block for _ in range(args.starts) for block in measured(Path(folder), list(shares), args)]
     for name in shares:
         tell(blocks, name, PLAIN)
+
+
+def measured(repository: Path, names: Sequence[str], args: argparse.Namespace) -> list[dict[str, Cost]]:
+    """The blocks of one server."""
+    with cpus.pinned(args.server_cpus):
+        server = TritonServer.start(ServerOptions(model_repository=repository), timeout_s=200)
+    with server:
+        time.sleep(1)
+        clock = ServerClock(server)
+        sides = {name: functools.partial(piece, clock, load(server, name), name, args) for name in names}
+        return in_turns(sides, args.blocks)
 
 
 def load(server: TritonServer, pipeline: str) -> Load:
