@@ -52,6 +52,7 @@ def test_a_short_answer_is_sent_where_its_only_part_is_received(line: Pipeline) 
 
 
 def test_the_receiving_thread_goes_on_receiving_where_others_are_in_flight(line: Pipeline) -> None:
+    asked(line).wait()  # the processes are there, and the next two come to them in order
     sink = asked(line, go=False, delay=0.1, delay_stage="b")
     other = asked(line, delay=0.6, delay_stage="b")
     while not sink.thread:
@@ -74,6 +75,8 @@ def test_what_follows_other_parts_waits_behind_them(tmp_path: Path) -> None:
 def test_a_client_that_does_not_read_holds_up_nobody_for_long(line: Pipeline) -> None:
     asked(line).wait()
     blocked = asked(line, go=False)
+    while not blocked.thread:
+        time.sleep(0.005)
     others = [asked(line) for _ in range(5)]
     for sink in others:
         sink.wait()
