@@ -103,20 +103,21 @@ def measure(folder: Path, gpu: int) -> None:
         voiced(vocoder, *whole(frames["0"][:count]))
         print(f"vocoder: {count} frames in {1000 * (time.perf_counter() - start):.1f} ms")
     stopped(engine, vocoder)
-    time_parts(engine)
+    time_parts(engine, gpu)
 
 
-def time_parts(engine: TorchScheduler[Any]) -> None:
+def time_parts(engine: TorchScheduler[Any], gpu: int) -> None:
     """What a captured step, as the last requests left its input, takes on the device."""
     decode = engine._runner._decode  # type: ignore[attr-defined]
     assert decode is not None, "decode steps are not captured"
     with torch.inference_mode():
         for rows, size in sorted(decode._step._sizes.items()):
-            hidden = decode.trunk(size.inputs)
+            inputs = size.inputs.to(f"cuda:{gpu}")
+            hidden = decode.trunk(inputs)
             parts = {
                 "whole": size.graph.replay,
-                "trunk": graph_of(partial(decode.trunk, size.inputs)),
-                "choice and head": graph_of(partial(decode.complete, size.inputs, hidden)),
+                "trunk": graph_of(partial(decode.trunk, inputs)),
+                "choice and head": graph_of(partial(decode.complete, inputs, hidden)),
             }
             times = [f"{name} {events(run):.2f} ms ({kernels_of(run) or '?'} kernels)" for name, run in parts.items()]
             print(f"step of {rows:2} rows on the device:", ", ".join(times), flush=True)
