@@ -22,6 +22,7 @@ def noop_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServ
         compile_pipeline(config, repository)
     with TritonServer.start(ServerOptions(model_repository=repository, exit_timeout_s=5), timeout_s=100) as server:
         yield server
+        check_alive(server)
 
 
 @pytest.fixture(scope="session")
@@ -44,3 +45,13 @@ def tiny_server(tmp_path_factory: pytest.TempPathFactory, tiny_checkpoint: Path)
         server = TritonServer.start(ServerOptions(model_repository=repository), timeout_s=120)
     with server:
         yield server
+        check_alive(server)
+
+
+def check_alive(server: TritonServer) -> None:
+    """The tests before may have failed since their server died: its log says why."""
+    if server.has_exited():
+        log = "" if server.log is None else server.log.read_text(errors="replace")
+        raise AssertionError(
+            f"the server died by itself ({server.process.returncode}); the end of its log:\n{log[-6000:]}"
+        )

@@ -11,7 +11,6 @@ import msgspec
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
-from omni_python.glue.repeated import RepeatedTensors
 from omni_python.glue.request import ParsedRequest
 from omni_python.proto.errors import ErrorCode, OmniError, Unavailable
 from omni_python.proto.info import PipelineInfo, encode_info
@@ -23,10 +22,11 @@ from omni_python.proto.wav import pcm16, wav_file
 _FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 _json = msgspec.json.Encoder().encode
 
-LEAVE = 0.2
+LEAVE = 2.0
 """Seconds from the end of a request whose client has left until Triton is told, which nobody waits for. The gRPC front
-of 24.10 crashes the server where it is told while it still takes leave of the client itself: `scripts/soak` sees that
-within a thousand cancelled requests."""
+of 24.10 crashes the server where it is told while it still takes leave of the client itself, which takes a moment:
+`scripts/soak` sees that within a thousand cancelled requests, and where a server that has just started shares two cores
+with another, 0.2 seconds were too few within a few hundred."""
 
 _CODES = {
     ErrorCode.INTERNAL: pb_utils.TritonError.INTERNAL,
@@ -162,19 +162,17 @@ class TritonSink:
             if self._audio_end is not None:
                 samples = np.concatenate([*self._audio, np.empty(0, np.float32)])
                 tensors += self._content(AudioOutput(samples, self._sample_rate), even_if_empty=True)
-        repeated = RepeatedTensors()
-        response = pb_utils.InferenceResponse(tensors + self._ending(repeated))
+        response = pb_utils.InferenceResponse(tensors + self._ending())
         with self._ending_lock:
             self._ended = True
             self._sender.send(response, flags=_FINAL)
-        repeated.sent()
 
     def fail(self, error: OmniError) -> None:
         """What was streamed stays valid: where part of the answer is complete, a response before the error says so."""
         with self._ending_lock:
             self._ended = True
             if self._stream and (self._text_end is not None or self._audio_end is not None):
-                self._sender.send(pb_utils.InferenceResponse(self._ending(RepeatedTensors(), failed=True)))
+                self._sender.send(pb_utils.InferenceResponse(self._ending(failed=True)))
             send_error(self._sender, error)
 
     def _collect(self, payload: Payload) -> None:
@@ -195,19 +193,19 @@ class TritonSink:
             return [_bytes("audio_base64", base64.b64encode(data)), rate]
         return []
 
-    def _ending(self, repeated: RepeatedTensors, failed: bool = False) -> list[pb_utils.Tensor]:
+    def _ending(self, failed: bool = False) -> list[pb_utils.Tensor]:
         text, audio = self._text_end, self._audio_end
         reason = "error" if failed else (text and text.finish_reason) or (audio and audio.finish_reason) or "stop"
         tensors = []
         if "finish_reason" in self._wanted:
-            tensors.append(repeated.text("finish_reason", reason))
+            tensors.append(_bytes("finish_reason", reason))
         if text is not None:
             for name, count in (
                 ("num_input_tokens", text.num_input_tokens),
                 ("num_output_tokens", text.num_output_tokens),
             ):
                 if name in self._wanted:
-                    tensors.append(repeated.count(name, count))
+                    tensors.append(pb_utils.Tensor(name, np.array([count], np.uint32)))
         if "usage" in self._wanted:
             tensors.append(_bytes("usage", _json(self._usage(failed))))
         return tensors
