@@ -9,6 +9,7 @@ import numpy as np
 
 from omni_python.preprocessing.container import AUDIO_FORMATS, DECODE_SECONDS, Encoded, TimeLimit, open_media
 from omni_python.proto.errors import InvalidArgument
+from omni_python.proto.request import AudioPart
 
 SAMPLE_RATE = 16000
 """Hz; what the audio encoder hears."""
@@ -16,6 +17,15 @@ MAX_SECONDS = 1800.0
 MAX_CHANNELS = 16
 RATES = range(1000, 768_001)
 """Hz. Below, a small file holds hours; with any more channels, FFmpeg's resampler has crashed."""
+
+
+def read_audio(part: AudioPart, sample_rate: int, max_seconds: float) -> np.ndarray:
+    """A request's sound, an encoded file or samples, as `decode_audio` and `resample` give it."""
+    if part.data is not None:
+        return decode_audio(part.data, sample_rate, max_seconds)
+    if part.samples is None or part.sample_rate is None:
+        raise InvalidArgument("audio needs an encoded file, or samples with their sample rate")
+    return resample(np.asarray(part.samples), part.sample_rate, sample_rate, max_seconds)
 
 
 def decode_audio(

@@ -15,7 +15,7 @@ from omni_python.models.fish_s2_pro.codec_checkpoint import load_encoder
 from omni_python.models.fish_s2_pro.info import OWN_VOICE, SAMPLE_RATE
 from omni_python.models.fish_s2_pro.payloads import SpeechPrompt
 from omni_python.models.fish_s2_pro.prompt import PromptBuilder, Voice
-from omni_python.preprocessing.audio import decode_audio, resample
+from omni_python.preprocessing.audio import read_audio
 from omni_python.preprocessing.media.loader import MediaLoader
 from omni_python.proto.errors import InvalidArgument
 from omni_python.proto.request import AudioPart, Message, OmniRequest, TextPart
@@ -78,18 +78,10 @@ class Preprocessor:
                     f"a voice to clone is one sound and the words that are spoken in it, {where}; "
                     f"given are {len(parts)} sounds and {'words' if words.strip() else 'no words'}"
                 )
-            samples = self._samples(parts[0], seconds)
+            samples = read_audio(parts[0], SAMPLE_RATE, seconds)
             seconds -= len(samples) / SAMPLE_RATE
             voices.append(Voice(self._codes(samples), words))
         return voices
-
-    def _samples(self, part: AudioPart, seconds: float) -> np.ndarray:
-        """float32 [n] at 44.1 kHz."""
-        if part.data is not None:
-            return decode_audio(part.data, SAMPLE_RATE, seconds)
-        if part.samples is None or part.sample_rate is None:
-            raise InvalidArgument("audio needs an encoded file, or samples with their sample rate")
-        return resample(np.asarray(part.samples), part.sample_rate, SAMPLE_RATE, seconds)
 
     @torch.inference_mode()
     def _codes(self, samples: np.ndarray) -> torch.Tensor:

@@ -16,7 +16,7 @@ from omni_python.models.media.pieces import VisionPiece
 from omni_python.models.media.vision_reading import ReadVideo, VisionRoom, read_picture, read_video
 from omni_python.models.ming_omni.encoder_architecture import encoder_config, image_encoder_config
 from omni_python.models.ming_omni.prompt import picture_text, sound_text, video_text
-from omni_python.preprocessing.audio import SAMPLE_RATE, decode_audio, resample
+from omni_python.preprocessing.audio import SAMPLE_RATE, decode_audio, read_audio
 from omni_python.preprocessing.video import Sampling
 from omni_python.proto.errors import InvalidArgument
 from omni_python.proto.request import AudioPart, ContentPart, ImagePart, Message, TextPart, VideoPart
@@ -81,7 +81,7 @@ class MediaReader:
         """Into `media`; what stands for it."""
         match part:
             case AudioPart():
-                yield self._heard(_samples(part, self._left(media)), media)
+                yield self._heard(read_audio(part, SAMPLE_RATE, self._left(media)), media)
             case ImagePart():
                 media.pictures.append(read_picture(part.data, self._images, room))
                 yield picture_text(self._images.tokens(media.pictures[-1].grid))
@@ -128,12 +128,3 @@ def _times(video: ReadVideo, temporal: int) -> list[float]:
     apart = video.info.frames / video.info.rate / video.frames
     firsts = range(0, video.frames, temporal)
     return [(first + min(first + temporal, video.frames) - 1) / 2 * apart for first in firsts]
-
-
-def _samples(part: AudioPart, seconds: float) -> np.ndarray:
-    """float32 [n] at `SAMPLE_RATE`."""
-    if part.data is not None:
-        return decode_audio(part.data, SAMPLE_RATE, seconds)
-    if part.samples is None or part.sample_rate is None:
-        raise InvalidArgument("audio needs an encoded file, or samples with their sample rate")
-    return resample(np.asarray(part.samples), part.sample_rate, SAMPLE_RATE, seconds)

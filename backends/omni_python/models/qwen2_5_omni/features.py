@@ -14,7 +14,7 @@ from omni_python.models.media.patches import Patcher
 from omni_python.models.media.pieces import Grid
 from omni_python.models.media.vision_reading import VisionRoom, read_picture, read_video
 from omni_python.models.qwen2_5_omni.payloads import MediaFeatures
-from omni_python.preprocessing.audio import decode_audio, resample
+from omni_python.preprocessing.audio import decode_audio, read_audio
 from omni_python.preprocessing.video import Sampling
 from omni_python.proto.errors import InvalidArgument
 from omni_python.proto.request import AudioPart, ContentPart, ImagePart, Message, VideoPart
@@ -88,7 +88,7 @@ class MediaReader:
     def _read_part(self, part: ContentPart, media: Media, room: VisionRoom) -> None:
         match part:
             case AudioPart():
-                self._add_clip(media, self._clip(part, self._limits.audio_seconds - media.seconds))
+                self._add_clip(media, read_audio(part, self._rate, self._limits.audio_seconds - media.seconds))
             case ImagePart():
                 picture = read_picture(part.data, self._images, room)
                 media.images.append(picture.pixels)
@@ -112,13 +112,6 @@ class MediaReader:
             )
         media.clips.append(clip)
         media.seconds += len(clip) / self._rate
-
-    def _clip(self, part: AudioPart, seconds: float) -> np.ndarray:
-        if part.data is not None:
-            return decode_audio(part.data, self._rate, seconds)
-        if part.samples is None or part.sample_rate is None:
-            raise InvalidArgument("audio needs an encoded file, or samples with their sample rate")
-        return resample(np.asarray(part.samples), part.sample_rate, self._rate, seconds)
 
     def _log_mel(self, clips: list[np.ndarray]) -> tuple[torch.Tensor, torch.Tensor]:
         # Hugging Face pads to 300 s. No frame sees more silence than this, and as there it is whole frames in all,

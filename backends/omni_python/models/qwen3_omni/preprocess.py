@@ -19,7 +19,7 @@ from omni_python.models.qwen3_omni.limits import RequestLimits
 from omni_python.models.qwen3_omni.payloads import AudioInput, Preprocessed, Prompt, VisionInput
 from omni_python.models.qwen3_omni.prompt import PromptBuilder, VideoSpan
 from omni_python.models.text.options import OptionReader, check_messages, default_sampling
-from omni_python.preprocessing.audio import decode_audio, resample
+from omni_python.preprocessing.audio import decode_audio, read_audio
 from omni_python.preprocessing.image import decode_image
 from omni_python.preprocessing.media.loader import MediaLoader
 from omni_python.preprocessing.media.policy import MediaPolicy
@@ -128,7 +128,7 @@ class Preprocessor:
         """Decode one part into `media`; returns the number of tokens that it takes."""
         match part:
             case AudioPart():
-                self._add_clip(media, self._clip(part), None)
+                self._add_clip(media, read_audio(part, self._hear.sample_rate, self._limits.audio_seconds), None)
                 return len(media.clips[-1]) // self._hear.sample_rate * 13
             case ImagePart():
                 decoded = decode_image(part.data, self._limits.image_pixels)
@@ -163,13 +163,6 @@ class Preprocessor:
         media.clips.append(samples)
         media.clip_of_video.append(video)
         self._limits.check_audio(sum(map(len, media.clips)) / self._hear.sample_rate)
-
-    def _clip(self, part: AudioPart) -> np.ndarray:
-        if part.data is not None:
-            return decode_audio(part.data, self._hear.sample_rate, self._limits.audio_seconds)
-        if part.samples is None or part.sample_rate is None:
-            raise InvalidArgument("audio needs an encoded file, or samples with their sample rate")
-        return resample(np.asarray(part.samples), part.sample_rate, self._hear.sample_rate, self._limits.audio_seconds)
 
     def _expand(self, text: str, media: _Media, audio: AudioInput | None) -> torch.Tensor:
         counts = [audio_tokens(frames, self._window) for frames in (audio.lengths.tolist() if audio else [])]

@@ -6,14 +6,13 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
-import numpy as np
 
 from omni_python.models.loading.tokenizer import load_tokenizer
 from omni_python.models.speech_to_speech.info import RECOGNISER, default_voice, voices
 from omni_python.models.speech_to_speech.mel import SAMPLE_RATE
 from omni_python.models.speech_to_speech.payloads import Utterance
 from omni_python.models.speech_to_speech.recogniser import TRANSCRIBE, languages
-from omni_python.preprocessing.audio import decode_audio, resample
+from omni_python.preprocessing.audio import read_audio
 from omni_python.preprocessing.media.loader import MediaLoader
 from omni_python.proto.errors import InvalidArgument
 from omni_python.proto.request import AudioPart, Message, OmniRequest, TextPart
@@ -94,7 +93,7 @@ class Preprocessor:
         seconds, parts = self._seconds, list[TextPart | AudioPart]()
         for part in self._media.load(msgspec.structs.replace(request, messages=[last])).messages[0].content:
             if isinstance(part, AudioPart):
-                samples = _samples(part, seconds)
+                samples = read_audio(part, SAMPLE_RATE, seconds)
                 seconds -= len(samples) / SAMPLE_RATE
                 parts.append(AudioPart(samples=samples, sample_rate=SAMPLE_RATE))
             elif isinstance(part, TextPart) and part.text.strip():
@@ -121,12 +120,3 @@ def _speaks(request: OmniRequest) -> bool:
     if unknown := sorted(set(request.modalities) - set(_MODALITIES)):
         raise InvalidArgument(f"modalities: unknown modality {unknown[0]!r}; valid: {', '.join(_MODALITIES)}")
     return "audio" in request.modalities
-
-
-def _samples(part: AudioPart, seconds: float) -> np.ndarray:
-    """float32 [n] at 16 kHz."""
-    if part.data is not None:
-        return decode_audio(part.data, SAMPLE_RATE, seconds)
-    if part.samples is None or part.sample_rate is None:
-        raise InvalidArgument("audio needs an encoded file, or samples with their sample rate")
-    return resample(np.asarray(part.samples), part.sample_rate, SAMPLE_RATE, seconds)
