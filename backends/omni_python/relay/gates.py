@@ -15,8 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from omni_python.relay.device import Gpu
-from omni_python.relay.timer_slack import sleep_precisely
+from omni_python.relay.device import Gpu, sleep_precisely
 
 GATES = 256
 """Waits at a time; beyond them streams wait for the events themselves."""

@@ -51,11 +51,7 @@ class Orchestrators:
     _stops: StopWatch = field(default_factory=StopWatch)
 
     def pidfds(self) -> list[int]:
-        """Descriptors that become readable when an orchestrator dies."""
-        for _, sign in self.signs().items():
-            if sign.pid not in self._fds:
-                with suppress(OSError):
-                    self._fds[sign.pid] = os.pidfd_open(sign.pid)
+        """Descriptors that become readable when an orchestrator dies that `take_dead` has seen alive."""
         return list(self._fds.values())
 
     def close(self) -> None:
@@ -74,6 +70,9 @@ class Orchestrators:
         dead = {}
         for pipeline, life in found.items():
             pid = life.sign.pid
+            if pid not in self._fds:
+                with suppress(OSError):
+                    self._fds[pid] = os.pidfd_open(pid)
             if not _is_running(pid):
                 dead[pipeline] = Death(pid, "died")
             elif pid in stopped:
