@@ -33,7 +33,7 @@ from typing import Any
 
 import cpus
 from raw_load import Load
-from server_cost import Cost, ServerClock, cost, in_turns, tell
+from server_cost import Cost, ServerClock, in_turns, piece, tell
 from tests.e2e import metrics
 
 from omni_python.client._inputs import request_inputs
@@ -161,10 +161,6 @@ def compare(
         load.batch(question.piece, args.concurrency)  # warm
         sides[name] = functools.partial(piece, clock, load, question.piece, args.concurrency)
     return in_turns(sides, args.blocks)
-
-
-def piece(clock: ServerClock, load: Load, total: int, concurrency: int) -> Cost:
-    return cost(clock, load, total, concurrency)[0]
 
 
 def soak(server: TritonServer, question: Question, args: argparse.Namespace) -> int:

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import cpus
 from raw_load import Load
-from server_cost import Cost, ServerClock, cost, in_turns, tell
+from server_cost import Cost, ServerClock, in_turns, piece, tell
 
 from omni_python.client._inputs import request_inputs
 from omni_python.client._protocol import infer_request
@@ -61,7 +61,10 @@ def measured(repository: Path, names: Sequence[str], args: argparse.Namespace) -
     with server:
         time.sleep(1)
         clock = ServerClock(server)
-        sides = {name: functools.partial(piece, clock, load(server, name), name, args) for name in names}
+        sides = {
+            name: functools.partial(piece, clock, load(server, name), args.requests, args.concurrency, [name])
+            for name in names
+        }
         return in_turns(sides, args.blocks)
 
 
@@ -70,10 +73,6 @@ def load(server: TritonServer, pipeline: str) -> Load:
     made = Load(server.grpc_url, [infer_request(pipeline, inputs)])
     made.batch(300, 16)
     return made
-
-
-def piece(clock: ServerClock, made: Load, name: str, args: argparse.Namespace) -> Cost:
-    return cost(clock, made, args.requests, args.concurrency, [name])[0]
 
 
 if __name__ == "__main__":

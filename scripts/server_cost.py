@@ -86,6 +86,11 @@ def cost(
     return found, ended
 
 
+def piece(clock: ServerClock, load: Load, total: int, concurrency: int, pipelines: Sequence[str] | None = None) -> Cost:
+    """The cost alone, for `in_turns`."""
+    return cost(clock, load, total, concurrency, pipelines)[0]
+
+
 def in_turns(sides: Mapping[str, Callable[[], Cost]], blocks: int) -> list[dict[str, Cost]]:
     """Each block has every side twice, forwards and then backwards: A, B, B, A. So what drifts steadily cancels."""
     found = []
