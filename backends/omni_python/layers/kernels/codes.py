@@ -93,6 +93,15 @@ def _draw_of(keys, kept, temperature, top_p, uniform, VOCAB: tl.constexpr, SORTE
     return drawn(value, code, kept, VOCAB, temperature, top_p, uniform)
 
 
+@triton.jit
+def sampling_of(row, temperature_ptr, top_k_ptr, top_p_ptr, VOCAB: tl.constexpr):
+    """A row's temperature, its top_p, and how many of the likeliest may be drawn: one where the temperature is 0."""
+    temperature = tl.load(temperature_ptr + row)
+    kept = tl.load(top_k_ptr + row).to(tl.int32)
+    kept = tl.where(kept > 0, kept, VOCAB)
+    return temperature, tl.load(top_p_ptr + row), tl.where(temperature > 0.0, kept, 1)
+
+
 # Compiling takes long, and where a single number lies in memory does not matter to it.
 @triton.jit(
     do_not_specialize=["uniforms_stride", "codes_stride"],
@@ -125,12 +134,8 @@ def _draw_codes(
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
-    temperature = tl.load(temperature_ptr + row)
-    top_p = tl.load(top_p_ptr + row)
+    temperature, top_p, kept = sampling_of(row, temperature_ptr, top_k_ptr, top_p_ptr, VOCAB)
     uniform = tl.load(uniforms_ptr + row * uniforms_stride)
-    kept = tl.load(top_k_ptr + row).to(tl.int32)
-    kept = tl.where(kept > 0, kept, VOCAB)
-    kept = tl.where(temperature > 0.0, kept, 1)
     logits = tl.load(logits_ptr + row * VOCAB + v, mask=v < VOCAB, other=-float("inf"))
     keys = sortable(logits, v, WIDE)
     if MANY:

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from omni_python.layers.kernels.codes import FEW, drawn, sortable, unsorted
+from omni_python.layers.kernels.codes import FEW, drawn, sampling_of, sortable, unsorted
 from omni_python.layers.kernels.launch import OVERLAPPED, options
 
 
@@ -93,14 +93,10 @@ def _choose_with_recent(
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
-    temperature = tl.load(temperature_ptr + row)
-    top_p = tl.load(top_p_ptr + row)
+    temperature, top_p, kept = sampling_of(row, temperature_ptr, top_k_ptr, top_p_ptr, VOCAB)
     penalty = tl.load(penalty_ptr + row)
     uniform = tl.load(uniforms_ptr + row)
     again_uniform = tl.load(uniforms_ptr + uniforms_stride + row)
-    kept = tl.load(top_k_ptr + row)
-    kept = tl.where(kept > 0, kept, VOCAB)
-    kept = tl.where(temperature > 0.0, kept, 1)
     logits = tl.load(logits_ptr + row * VOCAB + v, mask=v < VOCAB, other=-float("inf"))
     no_numbers = tl.sum(((logits < float("inf")) == 0).to(tl.int32), axis=0)
     valid = (no_numbers == 0) & (tl.max(logits, axis=0) > -float("inf"))
