@@ -126,11 +126,14 @@ def test_experts(rows: int, always: int, normalise: bool) -> None:
         always=always,
         normalise=normalise,
     )
-    x = randn(rows, hidden, scale=0.1)  # small beside what is added, which its rounding would hide
+    x = randn(2 * rows + 4, hidden, scale=0.1)  # small beside what is added, which its rounding would hide
+    likeliest = (normed(x) @ weights.router.double().T)[:, :experts].softmax(-1).topk(top_k + 1, dim=-1).values
+    clear = (likeliest[:, -2] - likeliest[:, -1]) > 1e-3 * likeliest[:, -2]  # others may fall to either side
+    x = x[clear][:rows]
+    assert len(x) == rows
     rowwise = normed(x)
     logits = rowwise @ weights.router.double().T
-    likelihood = logits[:, :experts].softmax(-1)
-    shares, chosen = likelihood.topk(top_k, dim=-1)
+    shares, chosen = logits[:, :experts].softmax(-1).topk(top_k, dim=-1)
     if normalise:
         shares = shares / shares.sum(-1, keepdim=True)
     expected = x.double()
@@ -149,10 +152,7 @@ def test_experts(rows: int, always: int, normalise: bool) -> None:
     }
     before = x.double()
     assert moe.mix(x, EPS, weights) is x
-    margins = likelihood.topk(top_k + 1).values
-    clear = (margins[:, -2] - margins[:, -1]) > 1e-3 * margins[:, -2]  # others may fall to either side of a near tie
-    assert clear.float().mean() > 0.7
-    assert error((x.double() - before)[clear], added[clear]) < 3e-2
+    assert error(x.double() - before, added) < 3e-2
 
 
 @pytest.mark.parametrize("vocab", [1000, 2048] if ON_GPU else [100])
