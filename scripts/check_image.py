@@ -20,57 +20,22 @@ It needs root, Linux on x86_64, debootstrap, and the packages of Debian and Pyth
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import re
 import shlex
 import shutil
-import stat
-import string
 import subprocess
 import sys
 import tempfile
-import time
-import zipfile
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from pathlib import Path
-from urllib.parse import quote, urlparse
 
-REPOSITORY = Path(__file__).resolve().parent.parent
-DOCKERFILE = REPOSITORY / "docker" / "Dockerfile"
-SUITE, PYTHON = "bookworm", "3.11"
-IMAGES_PYTHON, IMAGES_PLATFORM = "3.12", "x86_64-manylinux_2_28"
-PACKAGES = ("python3", f"libpython{PYTHON}", "virtualenv", "ca-certificates", "curl")
-SERVER = "/opt/tritonserver"
-BASE_ENVIRONMENT = {
-    "PATH": f"{SERVER}/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
-    "NVIDIA_TRITON_SERVER_VERSION": "24.10",
-}
+from scripts.image_base import BASE_ENVIRONMENT, make_base
+from scripts.image_build import Given, Stage, build, done, enter
+from scripts.image_packages import IMAGES_PYTHON, make_index, pip_settings, resolve
+from scripts.image_steps import DOCKERFILE
+
 PIPELINE, MODEL = "omni_python.models.noop.config.NoopLinePipelineConfig", "noop_line"
 START_SECONDS, STOP_SECONDS = 180, 90
-
-# In namespaces of its own: $1 is the root, $2 "ro" or "rw", $3 how many pairs of folders follow, of which the first is
-# mounted at the second; the rest is the command.
-ENTER = """
-root=$1 mode=$2 mounts=$3; shift 3
-mount --make-rprivate /
-mount --bind "$root" "$root"
-for ((; mounts > 0; mounts--)); do
-    if [[ -d $1 ]]; then mkdir -p "$root$2"; else mkdir -p "$(dirname "$root$2")"; touch "$root$2"; fi
-    mount --bind "$1" "$root$2"
-    shift 2
-done
-mkdir -p "$root/dev/shm"
-mount -t proc proc "$root/proc"
-if [[ $mode == ro ]]; then
-    ip link set lo up
-    mount -o remount,bind,ro "$root"
-    mount -t tmpfs -o mode=1777 tmp "$root/tmp"
-fi
-mount -t tmpfs -o mode=1777 shm "$root/dev/shm"
-exec "$@"
-"""
 
 # Starts the command, waits for its health check, asks, and stops it. Every argument is a command line for the shell.
 SERVE = """
@@ -91,24 +56,6 @@ kill -TERM $server
 wait $server || fail "it ended with status $?"
 echo "ended with status 0"
 """
-
-
-@dataclass(frozen=True)
-class Stage:
-    """What a stage of the Dockerfile is so far."""
-
-    root: Path
-    environment: Mapping[str, str]
-    arguments: Mapping[str, str] = field(default_factory=dict)
-    folder: str = "/"
-    user: str = "0:0"
-    shell: tuple[str, ...] = ("/bin/sh", "-c")
-    entrypoint: tuple[str, ...] = ()
-    command: tuple[str, ...] = ()
-    health: tuple[str, ...] = ()
-
-
-Mounts = Sequence[tuple[Path, str]]
 
 
 def main() -> None:
@@ -143,280 +90,30 @@ def check_machine() -> None:
 
 def check(work: Path, options: argparse.Namespace) -> None:
     arguments = dict(argument.split("=", 1) for argument in options.build_arg)
-    resolve()
-    settings, mounts = pip_settings()
+    check_packages()
+    settings, places = pip_settings()
     if options.torch_wheel is not None:
         index = work / "index"
         make_index(index, options.torch_wheel)
         arguments["TORCH_CPU_INDEX"] = f"file://{index}"
-        mounts = [*mounts, (index, str(index))]
-    base = work / "base"
-    done("a base in the place of Triton's image", make_base, base, work, options.mirror)
-    target = build(work, base, options.target, arguments, settings, mounts)
+        places.append(index)
+    base = Stage(work / "base", BASE_ENVIRONMENT)
+    done("a base in the place of Triton's image", make_base, base.root, work, options.mirror)
+    given = Given(arguments, settings, [(place, str(place)) for place in places])
+    target = build(work, base, options.target, given)
     done("a model repository", compile_repository, target)
     done("start, ask, stop", serve, target)
     size = sum(path.lstat().st_size for path in (target.root / "opt" / "omni").rglob("*"))
     print(f"/opt/omni has {size / 2**20:.0f} MiB. The {options.target} target is built, starts, answers and stops.")
 
 
-def done(title: str, step, *arguments):  # type: ignore[no-untyped-def]
-    """What the step returns; with a line that says how long it took."""
-    print(f"{title} ...", flush=True)
-    start = time.monotonic()
-    result = step(*arguments)
-    print(f"    {time.monotonic() - start:.0f} s", flush=True)
-    return result
-
-
-# -- what it starts from
-
-
-def make_base(root: Path, work: Path, mirror: str | None) -> None:
-    """Debian with what the official image has of what the Dockerfile uses."""
-    command = ["debootstrap", "--variant=minbase", f"--include={','.join(PACKAGES)}", SUITE, str(root)]
-    log = subprocess.run([*command, *filter(None, [mirror])], capture_output=True, text=True)
-    if log.returncode:
-        sys.exit(f"debootstrap failed:\n{log.stdout[-2000:]}{log.stderr}")
-    lay_out_server(root, work)
-    for line in (["useradd", "--uid", "1000", "--create-home", "triton-server"], ["ldconfig"]):
-        subprocess.run(["chroot", root, *line], check=True, env=BASE_ENVIRONMENT)
-
-
-def lay_out_server(root: Path, work: Path) -> None:
-    constraints = (REPOSITORY / "scripts" / "constraints.txt").read_text("utf-8")
-    (pinned,) = re.findall(r"^nvidia-pytriton==.*$", constraints, re.MULTILINE)
-    pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
-    subprocess.run([*pip, f"--python-version={PYTHON}", f"--dest={work}", pinned], check=True)
-    (wheel,) = work.glob("nvidia_pytriton-*.whl")
-    zipfile.ZipFile(wheel).extractall(work / "wheel")
-    server = root / SERVER.lstrip("/")
-    shutil.move(work / "wheel" / "pytriton" / "tritonserver", server)
-    shutil.move(work / "wheel" / "nvidia_pytriton.libs", server / "lib")
-    name = "triton_python_backend_stub"
-    shutil.move(server / "python_backend_stubs" / PYTHON / name, server / "backends" / "python" / name)
-    shutil.rmtree(server / "python_backend_stubs")
-    for program in (server / "bin" / "tritonserver", server / "backends" / "python" / name):
-        program.chmod(0o755)
-    (root / "etc" / "ld.so.conf.d" / "tritonserver.conf").write_text(f"{SERVER}/lib\n")
-
-
-def pip_settings() -> tuple[dict[str, str], Mounts]:
-    """This machine's settings of pip as variables, and what they name of its files: none of it stays in an image."""
-    listed = subprocess.run(
-        [sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=True
-    ).stdout
-    found = {}
-    for line in sorted(listed.splitlines(), key=lambda line: line.startswith(":env:")):
-        name, value = line.split("=", 1)
-        found["PIP_" + name.rpartition(".")[2].upper().replace("-", "_")] = " ".join(shlex.split(value))
-    places = {Path("/etc/resolv.conf")}
-    for word in " ".join(found.values()).split():
-        if word.startswith("file:"):
-            places.add(Path(urlparse(word).path).parent)  # an index may link to files beside it
-        elif word.startswith("/"):
-            places.add(Path(word))
-    return found, [(place, str(place)) for place in places if place.exists()]
-
-
-def resolve() -> None:
+def check_packages() -> None:
     """That both targets can be installed with the image's Python, all of it in pinned versions."""
     if shutil.which("uv") is None:
         print(f"no uv: what Python {IMAGES_PYTHON} would get is not checked")
         return
     for extras in re.findall(r"pip install '\.\[([a-z,]+)\]'", DOCKERFILE.read_text("utf-8")):
-        done(f"what Python {IMAGES_PYTHON} gets of [{extras}]", resolve_extras, extras.split(","))
-
-
-def resolve_extras(extras: Sequence[str]) -> None:
-    constraints = REPOSITORY / "scripts" / "constraints.txt"
-    wanted = ["--constraint", str(constraints), *(f"--extra={extra}" for extra in extras)]
-    target = [f"--python-version={IMAGES_PYTHON}", f"--python-platform={IMAGES_PLATFORM}", "--only-binary=:all:"]
-    result = subprocess.run(
-        ["uv", "pip", "compile", "--quiet", "--no-header", *wanted, *target, str(REPOSITORY / "pyproject.toml")],
-        capture_output=True,
-        text=True,
-    )
-    if result.returncode:
-        sys.exit(result.stderr)
-    pinned = {plain(line.split("==")[0]) for line in constraints.read_text("utf-8").splitlines() if "==" in line}
-    parts = re.split(r"\n(?=\S)", result.stdout.strip())
-    free = [part.split()[0] for part in parts if plain(part.split("==")[0]) not in pinned and not by_torch(part)]
-    if free:
-        sys.exit(f"scripts/constraints.txt does not pin {', '.join(free)}")
-    print(f"    {len(parts)} packages")
-
-
-def by_torch(part: str) -> bool:
-    """Of CUDA, in the versions that torch's own requirements say."""
-    return part.startswith(("nvidia-", "cuda-", "triton=="))
-
-
-def plain(name: str) -> str:
-    return re.sub(r"[-_.]+", "-", name).lower()
-
-
-def make_index(folder: Path, wheel: Path) -> None:
-    """Such an index as pip wants, of one wheel."""
-    place = folder / wheel.name.split("-")[0]
-    place.mkdir(parents=True)
-    shutil.copy2(wheel, place)
-    (place / "index.html").write_text(f'<a href="{quote(wheel.name)}">{wheel.name}</a>\n')
-
-
-# -- the Dockerfile
-
-
-def instructions(text: str) -> Iterator[tuple[str, str]]:
-    """Names and arguments, in order."""
-    lines = "\n".join(line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#"))
-    for line in lines.replace("\\\n", " ").splitlines():
-        name, rest = line.split(None, 1)
-        yield name, rest.strip()
-
-
-def stages(text: str) -> dict[str, tuple[str, list[tuple[str, str]]]]:
-    """By name: what a stage starts from, and its instructions."""
-    found: dict[str, tuple[str, list[tuple[str, str]]]] = {}
-    current: list[tuple[str, str]] = []
-    for name, rest in instructions(text):
-        if name == "FROM":
-            origin, _, stage = rest.split()
-            current = []
-            found[stage] = (origin, current)
-        else:
-            current.append((name, rest))
-    return found
-
-
-def needed(parts: Mapping[str, tuple[str, list[tuple[str, str]]]], target: str) -> list[str]:
-    """The stages that a target is made of, each after those that it needs."""
-    if target not in parts:
-        return []
-    origin, steps = parts[target]
-    sources = [origin, *re.findall(r"--from=(\S+)", " ".join(rest for name, rest in steps if name == "COPY"))]
-    return list(dict.fromkeys([*(stage for source in sources for stage in needed(parts, source)), target]))
-
-
-def build(
-    work: Path, base: Path, target: str, arguments: Mapping[str, str], settings: Mapping[str, str], mounts: Mounts
-) -> Stage:
-    parts = stages(DOCKERFILE.read_text("utf-8"))
-    if target not in parts:
-        sys.exit(f"there is no target {target} (there are {', '.join(parts)})")
-    order = needed(parts, target)
-    built: dict[str, Stage] = {}
-    for number, name in enumerate(order):
-        origin, steps = parts[name]
-        before = built.get(origin, Stage(base, BASE_ENVIRONMENT))
-        used_again = any(parts[later][0] == origin for later in order[number + 1 :])
-        root = work / "roots" / name
-        root.parent.mkdir(exist_ok=True)
-        if used_again:
-            subprocess.run(["cp", "-a", "--reflink=auto", before.root, root], check=True)
-        else:
-            before.root.rename(root)
-        stage = replace(before, root=root, arguments={})
-        print(f"FROM {origin} AS {name}", flush=True)
-        for step, rest in steps:
-            stage = follow(stage, step, rest, arguments, settings, mounts, built)
-        built[name] = stage
-    return built[target]
-
-
-def follow(
-    stage: Stage,
-    name: str,
-    rest: str,
-    arguments: Mapping[str, str],
-    settings: Mapping[str, str],
-    mounts: Mounts,
-    built: Mapping[str, Stage],
-) -> Stage:
-    """The stage after one instruction."""
-    match name:
-        case "ARG":
-            argument, _, default = rest.partition("=")
-            value = arguments.get(argument, default)
-            return replace(stage, arguments={**stage.arguments, argument: value} if value else stage.arguments)
-        case "ENV":
-            pairs = (word.split("=", 1) for word in shlex.split(rest))
-            given = {key: string.Template(value).substitute(stage.environment) for key, value in pairs}
-            return replace(stage, environment={**stage.environment, **given})
-        case "WORKDIR":
-            inside(stage, rest).mkdir(parents=True, exist_ok=True)
-            return replace(stage, folder=rest)
-        case "USER":
-            return replace(stage, user=rest)
-        case "SHELL":
-            return replace(stage, shell=tuple(json.loads(rest)))
-        case "ENTRYPOINT":
-            return replace(stage, entrypoint=tuple(json.loads(rest)), command=())
-        case "CMD":
-            return replace(stage, command=tuple(json.loads(rest)))
-        case "HEALTHCHECK":
-            return replace(stage, health=tuple(json.loads(rest[rest.index("[") :])))
-        case "COPY":
-            done(f"COPY {rest}", copy, stage, rest, built)
-        case "RUN":
-            done(f"RUN {' '.join(rest.split())}", run, stage, rest, settings, mounts)
-        case "LABEL" | "EXPOSE":
-            pass
-        case _:
-            sys.exit(f"{name} is not known here")
-    return stage
-
-
-def inside(stage: Stage, place: str) -> Path:
-    return stage.root / os.path.join(stage.folder, place).lstrip("/")
-
-
-def copy(stage: Stage, rest: str, built: Mapping[str, Stage]) -> None:
-    words = shlex.split(rest)
-    source_of = next((word.removeprefix("--from=") for word in words if word.startswith("--from=")), None)
-    *sources, target = (word for word in words if not word.startswith("--"))
-    for source in sources:
-        origin = REPOSITORY / source if source_of is None else built[source_of].root / source.lstrip("/")
-        place = inside(stage, target)
-        if origin.is_dir():
-            ignored = shutil.ignore_patterns("__pycache__") if source_of is None else None
-            shutil.copytree(origin, place, symlinks=True, dirs_exist_ok=True, ignore=ignored)
-        else:
-            if target.endswith("/"):
-                place.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(origin, place)
-            place = place / origin.name if place.is_dir() else place
-            place.chmod(place.stat().st_mode | stat.S_IRGRP | stat.S_IROTH)
-
-
-def run(stage: Stage, rest: str, settings: Mapping[str, str], mounts: Mounts) -> None:
-    """A shell's command, with the network. What is written stays in the stage's root."""
-    words = rest.split()
-    flags = [word for word in words if word.startswith("--")]
-    caches = [flag.partition("target=")[2] for flag in flags if "type=cache" in flag]
-    command = rest
-    for flag in flags[: next((place for place, word in enumerate(words) if not word.startswith("--")), 0)]:
-        command = command.replace(flag, "", 1)
-    cache = stage.root.parent.parent / "cache"
-    cache.mkdir(exist_ok=True)
-    environment = {**settings, **stage.environment, **stage.arguments, "HOME": "/root"}
-    entered = enter(stage, "rw", [*mounts, *((cache, place) for place in caches)], environment, stage.user)
-    result = subprocess.run([*entered, *stage.shell, command.strip()], capture_output=True, text=True)
-    if result.returncode:
-        sys.exit(f"it ended with status {result.returncode}:\n{result.stdout[-3000:]}{result.stderr[-3000:]}")
-
-
-def enter(stage: Stage, mode: str, mounts: Mounts, environment: Mapping[str, str], user: str) -> list[str]:
-    """A command line that runs another one, which is to be appended, in the stage's root."""
-    spaces = ["unshare", "--mount", "--pid", "--fork", "--kill-child", *(["--net"] if mode == "ro" else [])]
-    places = [part for host, place in mounts for part in (str(host), place)]
-    variables = [f"{name}={value}" for name, value in environment.items()]
-    return [
-        *[*spaces, "bash", "-euc", ENTER, "enter", str(stage.root), mode, str(len(mounts)), *places],
-        *["chroot", f"--userspec={user}", str(stage.root), "env", "-i", "-C", stage.folder, *variables],
-    ]
-
-
-# -- what came out
+        done(f"what Python {IMAGES_PYTHON} gets of [{extras}]", resolve, extras.split(","))
 
 
 def compile_repository(stage: Stage) -> None:

@@ -8,7 +8,10 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from scripts.check_image import BASE_ENVIRONMENT, Stage, follow, instructions, make_index, needed, stages
+from scripts.image_base import BASE_ENVIRONMENT
+from scripts.image_build import Given, Stage, follow
+from scripts.image_packages import make_index
+from scripts.image_steps import instructions, needed, stages
 
 from tests.docker import files
 from tests.docker.files import DOCKER
@@ -36,7 +39,7 @@ def test_the_target_is_run_as_the_image_says(tmp_path: Path) -> None:
     stage = Stage(tmp_path, BASE_ENVIRONMENT)
     for name in ("base", "runtime"):
         for step, rest in stages(TEXT)[name][1]:
-            stage = follow(stage, step, rest, {}, {}, [], {})
+            stage = follow(stage, step, rest, Given(), {})
     assert stage.environment["PATH"] == f"/opt/omni/bin:{BASE_ENVIRONMENT['PATH']}"
     assert (stage.user, stage.folder) == ("1000:1000", "/tmp")
     assert (tmp_path / "tmp").is_dir()
@@ -56,7 +59,7 @@ def test_copies_land_where_an_engine_puts_them(tmp_path: Path) -> None:
         ("COPY", "backends/omni_python/relay /opt/relay"),
         ("COPY", "--from=other /opt/omni /opt/omni"),
     ]:
-        stage = follow(stage, step, rest, {}, {}, [], {"other": other})
+        stage = follow(stage, step, rest, Given(), {"other": other})
     found = {str(path.relative_to(stage.root)) for path in stage.root.rglob("*")}
     assert {"build/LICENSE", "build/pyproject.toml", "build/scripts/constraints.txt", "opt/omni/link"} <= found
     assert "opt/relay/__init__.py" in found and not any("__pycache__" in name for name in found)
@@ -64,14 +67,14 @@ def test_copies_land_where_an_engine_puts_them(tmp_path: Path) -> None:
 
 def test_build_arguments_have_defaults_and_last_for_a_stage() -> None:
     stage = Stage(Path("/none"), {})
-    assert follow(stage, "ARG", "A=1", {}, {}, [], {}).arguments == {"A": "1"}
-    assert follow(stage, "ARG", "A=1", {"A": "2"}, {}, [], {}).arguments == {"A": "2"}
-    assert follow(stage, "ARG", "A", {}, {}, [], {}).arguments == {}
+    assert follow(stage, "ARG", "A=1", Given(), {}).arguments == {"A": "1"}
+    assert follow(stage, "ARG", "A=1", Given({"A": "2"}), {}).arguments == {"A": "2"}
+    assert follow(stage, "ARG", "A", Given(), {}).arguments == {}
 
 
 def test_an_instruction_that_it_does_not_know_ends_it() -> None:
     with pytest.raises(SystemExit, match="ONBUILD is not known"):
-        follow(Stage(Path("/none"), {}), "ONBUILD", "RUN true", {}, {}, [], {})
+        follow(Stage(Path("/none"), {}), "ONBUILD", "RUN true", Given(), {})
 
 
 def test_pip_takes_the_index_of_one_wheel(tmp_path: Path) -> None:
