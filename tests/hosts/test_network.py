@@ -14,10 +14,14 @@ import zmq
 
 from omni_python.cli import main
 from omni_python.control.curve import CurveKey, load_key, make_key
+from omni_python.control.framing import MAX_FRAME
+from omni_python.control.inbox import Inbox
 from omni_python.control.network import Network, NetworkPlace, own_address
-from omni_python.control.sockets import Inbox, Outlet
-from omni_python.proto.errors import OmniError
+from omni_python.control.outlet import LocalOutlet, Outlet
+from omni_python.pipeline.endpoint import Endpoint
+from omni_python.proto.errors import OmniError, Unavailable
 from omni_python.proto.messages import AbortMessage, ControlMessage, encode_message
+from omni_python.relay.base import RelaySettings
 
 ADDRESS = "127.0.0.21"
 Connect = Callable[[CurveKey], Outlet]
@@ -39,36 +43,33 @@ def port() -> int:
 @pytest.fixture
 def heard(tmp_path: Path, key: CurveKey, port: int) -> Iterator[queue.SimpleQueue[ControlMessage]]:
     """What a process with the key hears that listens there."""
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    network = Network(context, NetworkPlace("b", ADDRESS, port, key, 5))
+    network = Network(NetworkPlace("b", ADDRESS, port, key, 5))
     messages: queue.SimpleQueue[ControlMessage] = queue.SimpleQueue()
-    inbox = Inbox(context, f"ipc://{tmp_path}/s", messages.put, network)
+    inbox = Inbox(str(tmp_path / "s"), messages.put)
     inbox.start()
+    inside = LocalOutlet(inbox.address)
+    network.listen(inside.forward)
     yield messages
-    inbox.stop()
     network.close()
-    context.term()
+    inside.close()
+    inbox.stop()
 
 
 @pytest.fixture
 def connect(port: int) -> Iterator[Connect]:
     """Connects, as a process of another host with that key."""
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     networks: list[Network] = []
     outlets: list[Outlet] = []
 
     def connected(key: CurveKey) -> Outlet:
-        # A context has one key.
-        own: zmq.Context[zmq.Socket[bytes]] = context if not networks else zmq.Context()
-        networks.append(Network(own, NetworkPlace("a", "127.0.0.22", 0, key, 5)))
-        outlets.append(Outlet(own, f"tcp://{ADDRESS}:{port}", networks[-1]))
+        networks.append(Network(NetworkPlace("a", "127.0.0.22", 0, key, 5)))
+        outlets.append(networks[-1].outlet(f"tcp://{ADDRESS}:{port}"))
         return outlets[-1]
 
     yield connected
     for outlet, network in zip(outlets, networks, strict=True):
         outlet.close()
         network.close()
-    context.term()
 
 
 def test_who_has_the_key_is_heard(connect: Connect, heard: queue.SimpleQueue[ControlMessage], key: CurveKey) -> None:
@@ -123,23 +124,42 @@ def test_it_listens_at_its_address_alone(heard: queue.SimpleQueue[ControlMessage
             socket.create_connection((other, port), timeout=5)
 
 
-def test_no_address_of_another_host_is_connected_to_without_a_key() -> None:
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+def test_no_address_of_another_host_is_connected_to_without_a_key(tmp_path: Path) -> None:
+    endpoint = Endpoint(tmp_path, lambda message: None, RelaySettings("shm", 1 << 20))
+    endpoint.start()
     with pytest.raises(OmniError, match="no key"):
-        Outlet(context, "tcp://127.0.0.21:7100")
-    context.term()
+        endpoint.connect(2, "tcp://127.0.0.21:7100")
+    endpoint.stop()
 
 
-def test_an_address_of_another_machine_is_refused(tmp_path: Path, key: CurveKey) -> None:
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    network = Network(context, NetworkPlace("b", "192.0.2.1", 7100, key, 5))
-    with (
-        context.socket(zmq.PULL) as listener,
-        pytest.raises(OmniError, match="192.0.2.1 is no address"),
-    ):
-        network.listen(listener)
+def test_an_address_of_another_machine_is_refused(key: CurveKey) -> None:
+    network = Network(NetworkPlace("b", "192.0.2.1", 7100, key, 5))
+    with pytest.raises(OmniError, match="192.0.2.1 is no address"):
+        network.listen(lambda message: None)
     network.close()
+
+
+def test_a_message_that_is_too_long_is_dropped_and_others_go_on(
+    connect: Connect, heard: queue.SimpleQueue[ControlMessage], key: CurveKey, port: int
+) -> None:
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    with context.socket(zmq.PUSH) as outlet:
+        outlet.curve_publickey, outlet.curve_secretkey, outlet.curve_serverkey = key.public, key.secret, key.public
+        outlet.connect(f"tcp://{ADDRESS}:{port}")
+        outlet.send(bytes(MAX_FRAME + 1))
+        connect(key).send(AbortMessage(1, "after"))
+        assert heard.get(timeout=20) == AbortMessage(1, "after")
+        assert heard.empty()
+        outlet.close(linger=0)
     context.term()
+
+
+def test_a_closed_outlet_says_so(connect: Connect, heard: queue.SimpleQueue[ControlMessage], key: CurveKey) -> None:
+    outlet = connect(key)
+    outlet.close()
+    with pytest.raises(Unavailable, match="cannot be reached"):
+        outlet.send(AbortMessage(1, "r"))
+    assert not outlet.try_send(AbortMessage(1, "r"))
 
 
 def test_a_name_that_means_this_machine_to_itself_alone_is_no_address(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -56,10 +56,9 @@ exit status: 0 all traces are written, 1 not all, 2 wrong arguments, or no such 
 
 def run(args: argparse.Namespace) -> int:
     """Profile; 1 where a process has not written its trace. Raises `OmniError` where no server is told."""
-    import zmq
-
     from omni_python.control.directory import socket_address
-    from omni_python.control.sockets import Inbox, Outlet
+    from omni_python.control.inbox import Inbox
+    from omni_python.control.outlet import LocalOutlet
     from omni_python.pipeline.membership import coordinator_address
     from omni_python.proto.messages import ProfileMessage, StopProfileMessage
 
@@ -68,9 +67,8 @@ def run(args: argparse.Namespace) -> int:
     profile = f"{datetime.now():%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
     stages = tuple(name.strip() for name in args.stages.split(",") if name.strip())
     replies: queue.SimpleQueue[ControlMessage] = queue.SimpleQueue()
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    inbox = Inbox(context, socket_address(directory, f"profile-{secrets.token_hex(4)}"), replies.put)
-    outlet = Outlet(context, coordinator_address(directory, pipeline))
+    inbox = Inbox(socket_address(directory, f"profile-{secrets.token_hex(4)}"), replies.put)
+    outlet = LocalOutlet(coordinator_address(directory, pipeline))
     inbox.start()
     waiting = _Waiting(replies, args.seconds)
     try:
@@ -84,7 +82,6 @@ def run(args: argparse.Namespace) -> int:
     finally:
         outlet.close(linger=1.0)
         inbox.stop()
-        context.term()
 
 
 class _Waiting:

@@ -12,12 +12,13 @@ import stat
 from contextlib import suppress
 from pathlib import Path
 
-import zmq
-
 from omni_python.control.proc_stat import process_stat
 from omni_python.proto.errors import OmniError
 
 _PREFIX = "omni-"
+
+_LONGEST_PATH = 107
+"""Bytes of a socket's path (`sun_path` in unix(7), less its final zero)."""
 
 
 def server_directory(base: Path, server_pid: int) -> Path:
@@ -71,14 +72,13 @@ def leave_directory(directory: Path) -> None:
 
 
 def socket_address(directory: Path, name: str) -> str:
-    """The ZMQ address of the socket file `name`. Raises `OmniError` where the path is longer than the system allows."""
+    """The path of the socket `name`. Raises `OmniError` where the path is longer than the system allows."""
     path = directory / name
-    if len(os.fsencode(path)) > zmq.IPC_PATH_MAX_LEN:
+    if len(os.fsencode(path)) > _LONGEST_PATH:
         raise OmniError(
-            f"socket path {path} is longer than {zmq.IPC_PATH_MAX_LEN} bytes; "
-            "set endpoints.base_path to a shorter folder"
+            f"socket path {path} is longer than {_LONGEST_PATH} bytes; set endpoints.base_path to a shorter folder"
         )
-    return f"ipc://{path}"
+    return str(path)
 
 
 def _start_time(pid: int) -> str:

@@ -6,6 +6,7 @@ import errno
 import ipaddress
 import logging
 import socket
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,18 +14,26 @@ from dataclasses import dataclass
 import zmq
 
 from omni_python.control.curve import CurveKey
+from omni_python.control.framing import MAX_FRAME
 from omni_python.control.handshakes import ZAP_DOMAIN, Handshakes
+from omni_python.control.outlet import SEND_TIMEOUT
 from omni_python.proto.errors import OmniError, Unavailable
+from omni_python.proto.messages import ControlMessage, encode_message
 
 BIND_PATIENCE = 120.0
 """Seconds for the host's name to lead here (a new pod's does after a while), and for a predecessor to let go of the
 port."""
+
+HIGH_WATER_MARK = 20_000
+"""Messages queued to one peer before `RemoteOutlet.send` blocks."""
 
 _RETRY = 0.5
 _CONNECT_TIMEOUT = 2000
 _RECONNECT, _RECONNECT_MAX = 50, 1000
 _HEARTBEAT = 1000
 """All in milliseconds. After a cut the kernel would try a connection at ever longer intervals, for minutes."""
+
+_STOP = "inproc://omni-stop"
 
 log = logging.getLogger(__name__)
 
@@ -47,36 +56,36 @@ class NetworkPlace:
 
 
 class Network:
-    """The connections of one ZMQ context with other hosts."""
+    """A process's connections with other hosts, over ZMQ. Close all outlets before this."""
 
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], place: NetworkPlace) -> None:
+    def __init__(self, place: NetworkPlace) -> None:
         self.place = place
-        self._handshakes = Handshakes(context, place.key)
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._handshakes = Handshakes(self._context, place.key)
+        self._listening: threading.Thread | None = None
 
-    def listen(self, listener: zmq.Socket[bytes]) -> None:
-        """Let a socket listen at the place's address, and nowhere else. Addresses that it is bound to already stay as
-        they are: libzmq applies options to what is bound after them.
+    def listen(self, take: Callable[[bytes], object]) -> None:
+        """Listen at the place's address, and nowhere else. `take` is called with each message, encoded, on a thread of
+        this.
 
         Raises `Unavailable` where that cannot be done within `BIND_PATIENCE` seconds.
         """
-        key = self.place.key
-        listener.curve_server = True
-        listener.curve_secretkey = key.secret
-        listener.zap_domain = ZAP_DOMAIN
-        self._keep_alive(listener)
-        self._handshakes.watch(listener, self.place.url)
-        end = time.monotonic() + BIND_PATIENCE
-        while (error := self._bind(listener)) is not None:
-            if time.monotonic() > end:
-                raise Unavailable(
-                    f"process cannot listen at {self.place.url}, its place on host {self.place.host!r}: {error}"
-                )
-            time.sleep(_RETRY)
+        listener = self._context.socket(zmq.PULL)
+        try:
+            self._bind(listener)
+        except BaseException:
+            listener.close(linger=0)
+            raise
+        self._listening = threading.Thread(target=_pass_on, args=(listener, take), name="omni-network", daemon=True)
+        self._listening.start()
 
-    def reach(self, outlet: zmq.Socket[bytes], url: str, on_broken: Callable[[], object] | None = None) -> None:
-        """Let a socket connect to a process of another host. `on_broken` is called on another thread when a connection
-        has broken: messages may be lost with it. It is made again in any case."""
+    def outlet(self, url: str, on_broken: Callable[[], object] | None = None) -> RemoteOutlet:
+        """The way to a process of another host. `on_broken` is called on another thread when a connection has broken:
+        messages may be lost with it. It is made again in any case."""
         key = self.place.key
+        outlet = self._context.socket(zmq.PUSH)
+        outlet.setsockopt(zmq.SNDHWM, HIGH_WATER_MARK)
+        outlet.setsockopt(zmq.SNDTIMEO, int(SEND_TIMEOUT * 1000))
         outlet.curve_publickey, outlet.curve_secretkey, outlet.curve_serverkey = key.public, key.secret, key.public
         outlet.setsockopt(zmq.CONNECT_TIMEOUT, _CONNECT_TIMEOUT)
         outlet.setsockopt(zmq.RECONNECT_IVL, _RECONNECT)
@@ -84,16 +93,41 @@ class Network:
         self._keep_alive(outlet)
         self._handshakes.watch(outlet, url, on_broken)
         outlet.connect(url)
+        return RemoteOutlet(outlet, url)
 
     def close(self) -> None:
+        if self._listening is not None:
+            with self._context.socket(zmq.PUSH) as stop:
+                stop.connect(_STOP)
+                stop.send(b"")
+                self._listening.join()
         self._handshakes.stop()
+        self._context.term()
+
+    def _bind(self, listener: zmq.Socket[bytes]) -> None:
+        key = self.place.key
+        listener.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME)  # libzmq drops the connection that sends a longer one
+        listener.setsockopt(zmq.RCVHWM, HIGH_WATER_MARK)
+        listener.bind(_STOP)
+        listener.curve_server = True
+        listener.curve_secretkey = key.secret
+        listener.zap_domain = ZAP_DOMAIN
+        self._keep_alive(listener)
+        self._handshakes.watch(listener, self.place.url)
+        end = time.monotonic() + BIND_PATIENCE
+        while (error := self._try_to_bind(listener)) is not None:
+            if time.monotonic() > end:
+                raise Unavailable(
+                    f"process cannot listen at {self.place.url}, its place on host {self.place.host!r}: {error}"
+                )
+            time.sleep(_RETRY)
 
     def _keep_alive(self, connected: zmq.Socket[bytes]) -> None:
         connected.setsockopt(zmq.IPV6, 1)
         connected.setsockopt(zmq.HEARTBEAT_IVL, _HEARTBEAT)
         connected.setsockopt(zmq.HEARTBEAT_TIMEOUT, int(self.place.silence * 1000))
 
-    def _bind(self, listener: zmq.Socket[bytes]) -> str | None:
+    def _try_to_bind(self, listener: zmq.Socket[bytes]) -> str | None:
         """What was in the way. Raises `OmniError` for an address that this machine does not have."""
         try:
             found = own_address(self.place.address)
@@ -108,6 +142,49 @@ class Network:
                 ) from None
             return str(error)
         return None
+
+
+class RemoteOutlet:
+    """An `Outlet` to a process of another host. What waits when the connection breaks is sent once it is back."""
+
+    def __init__(self, connected: zmq.Socket[bytes], url: str) -> None:
+        self._socket = connected
+        self._url = url
+        self._lock = threading.Lock()
+
+    def send(self, message: ControlMessage) -> None:
+        frame = encode_message(message)
+        try:
+            with self._lock:
+                self._socket.send(frame)
+        except zmq.Again:
+            raise Unavailable(f"the peer at {self._url} has stopped reading") from None
+        except zmq.ZMQError as error:
+            raise Unavailable(f"the peer at {self._url} cannot be reached: {error}") from error
+
+    def try_send(self, message: ControlMessage) -> bool:
+        if not self._lock.acquire(blocking=False):
+            return False
+        try:
+            self._socket.send(encode_message(message), zmq.NOBLOCK)
+        except zmq.ZMQError:
+            return False
+        finally:
+            self._lock.release()
+        return True
+
+    def close(self, linger: float = 0.0) -> None:
+        with self._lock:
+            self._socket.close(linger=int(linger * 1000))
+
+
+def _pass_on(listener: zmq.Socket[bytes], take: Callable[[bytes], object]) -> None:
+    while frame := listener.recv():
+        try:
+            take(frame)
+        except OmniError as error:
+            log.warning("a message of another host is lost: %s", error)
+    listener.close(linger=0)
 
 
 def own_address(address: str) -> str:

@@ -13,11 +13,11 @@ from functools import partial
 from pathlib import Path
 
 import msgspec
-import zmq
 
 from omni_python.control.directory import socket_address
+from omni_python.control.inbox import Inbox
 from omni_python.control.network import Network, NetworkPlace
-from omni_python.control.sockets import Inbox, Outlet
+from omni_python.control.outlet import LocalOutlet, Outlet
 from omni_python.pipeline.credits import Credits
 from omni_python.pipeline.direct import DirectCalls
 from omni_python.proto.errors import OmniError, Unavailable
@@ -70,12 +70,11 @@ class Endpoint:
         self.carrier = Carrier(relay, self.epoch, self._credits.note, host)
         if place is not None:
             self.carrier.site = msgspec.structs.replace(self.carrier.site, name=place.host, address=place.url)
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._handle = handle
         self._on_broken = on_broken
-        self._network = None if place is None else Network(self._context, place)
-        address = address or socket_address(directory, socket_name(self.epoch))
-        self._inbox = Inbox(self._context, address, self._on_message, self._network)
+        self._inbox = Inbox(address or socket_address(directory, socket_name(self.epoch)), self._on_message)
+        self._from_network = LocalOutlet(self._inbox.address)
+        self._network = None if place is None else self._listen(place)
         self.direct = DirectCalls(self._inbox.replace_thread)
         self._outlets: dict[int, Outlet] = {}
         self._lock = threading.Lock()
@@ -102,9 +101,19 @@ class Endpoint:
             for outlet in self._outlets.values():
                 outlet.close(linger=0.2)
             self._outlets.clear()
+        self._from_network.close()
         if self._network is not None:
             self._network.close()
-        self._context.term()
+
+    def _listen(self, place: NetworkPlace) -> Network:
+        """What other hosts send goes through the inbox, too: one thread handles all messages."""
+        network = Network(place)
+        try:
+            network.listen(self._from_network.forward)
+        except BaseException:
+            network.close()
+            raise
+        return network
 
     # -- peers
 
@@ -116,7 +125,14 @@ class Endpoint:
                 address = site.address
         with self._lock:
             if epoch not in self._outlets:
-                self._outlets[epoch] = Outlet(self._context, address, self._network, partial(self._on_broken, epoch))
+                self._outlets[epoch] = self._outlet(epoch, address)
+
+    def _outlet(self, epoch: int, address: str) -> Outlet:
+        if not address.startswith("tcp://"):
+            return LocalOutlet(address)
+        if self._network is None:
+            raise OmniError(f"{address} is on another host, and this process has no key for it (endpoints.key_file)")
+        return self._network.outlet(address, partial(self._on_broken, epoch))
 
     def is_remote(self, site: Site) -> bool:
         """Whether a peer is on another host of the pipeline."""

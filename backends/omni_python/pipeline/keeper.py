@@ -10,13 +10,11 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-import zmq
-
 from omni_python.control.deaths import DeathWatch
 from omni_python.control.directory import leave_directory, remove_leftovers
+from omni_python.control.inbox import Inbox
 from omni_python.control.liveness import PERIOD, LifeSign, remove_life_sign, write_life_sign
 from omni_python.control.network import Network
-from omni_python.control.sockets import Inbox, Outlet
 from omni_python.control.stops import PERIOD as LOOK_PERIOD
 from omni_python.pipeline.endpoint import socket_name
 from omni_python.pipeline.members import HELD_UP, STOPPED
@@ -53,10 +51,9 @@ class Keeper:
         self._directory = directory
         self._silence = place.network.silence
         self._recover = recover
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._network = Network(self._context, place.network)
-        self._coordinator = Outlet(self._context, place.coordinator, self._network)
-        self._inbox = Inbox(self._context, coordinator_address(directory, pipeline), self._on_message)
+        self._network = Network(place.network)
+        self._coordinator = self._network.outlet(place.coordinator)
+        self._inbox = Inbox(coordinator_address(directory, pipeline), self._on_message)
         self._deaths = DeathWatch()
         self._processes: dict[int, RegisterMessage] = {}  # by epoch
         self._starts = StartTimes()
@@ -77,7 +74,6 @@ class Keeper:
         self._inbox.stop()
         self._coordinator.close(linger=0.2)
         self._network.close()
-        self._context.term()
         remove_life_sign(self._directory, self._pipeline)
         leave_directory(self._directory)
 

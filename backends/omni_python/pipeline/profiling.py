@@ -10,9 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import zmq
-
-from omni_python.control.sockets import Outlet
+from omni_python.control.outlet import LocalOutlet
 from omni_python.control.torch_profile import SUFFIX, write_profile
 from omni_python.pipeline.endpoint import Endpoint
 from omni_python.pipeline.registry import Registry
@@ -31,12 +29,10 @@ log = logging.getLogger(__name__)
 
 def send_reply(address: str, reply: ProfileReply) -> None:
     """To whoever asked, if it is still there."""
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    outlet = Outlet(context, address)
+    outlet = LocalOutlet(address)
     with contextlib.suppress(OmniError):
         outlet.send(reply)
     outlet.close(linger=LINGER)
-    context.term()
 
 
 def checked(message: ProfileMessage, stages: tuple[str, ...]) -> tuple[str, ...]:

@@ -10,13 +10,11 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import zmq
-
 from omni_python.control.directory import find_server_directory
 from omni_python.control.liveness import LifeSign, Liveness, read_life_signs
+from omni_python.control.outlet import LocalOutlet
 from omni_python.control.proc_stat import process_stat
 from omni_python.control.restart_wishes import restart_wishes
-from omni_python.control.sockets import Outlet
 from omni_python.control.stops import StopWatch
 from omni_python.pipeline.membership import coordinator_address
 from omni_python.proto.errors import OmniError
@@ -107,15 +105,13 @@ class Orchestrators:
 
     def drain(self, end: bool = False) -> None:
         """Tell all to admit nothing more, or to `end` what they have; their signs tell what is still in flight."""
-        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         for pipeline, (directory, found) in self._found().items():
             if not _is_running(found.sign.pid):
                 continue
-            outlet = Outlet(context, coordinator_address(directory, pipeline))
+            outlet = LocalOutlet(coordinator_address(directory, pipeline))
             with suppress(OmniError):
                 outlet.send(DrainMessage(0, end))
             outlet.close(linger=LINGER)
-        context.term()
 
     def in_flight(self) -> int:
         """Requests of living orchestrators; one that has not heard of the drain counts as one request at least."""

@@ -1,0 +1,137 @@
+"""Where a process of this host hears all others: a Unix socket in the server's directory, and the thread that reads it.
+
+No ZMQ within a host: its I/O threads make three wakings of each message, and cost three times the CPU of one.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import socket
+import threading
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+
+import msgspec
+
+from omni_python.control.framing import Deframer
+from omni_python.proto.errors import InvalidArgument
+from omni_python.proto.messages import ControlMessage, decode_message
+
+_READ = 64 << 10
+"""Bytes taken of one connection before the others have their turn."""
+
+_PENDING = 1024
+"""Connections that may wait to be accepted."""
+
+log = logging.getLogger(__name__)
+
+
+class Inbox:
+    """Listens at `address`, the path of a socket, which only this user can connect to.
+
+    `handle` is called with each message, on one thread; those of one sender in their order. Bytes that are no message
+    are logged and dropped; so is an exception of `handle`, which must not take the process's only ear with it.
+    """
+
+    def __init__(self, address: str, handle: Callable[[ControlMessage], None]) -> None:
+        self.address = address
+        self._handle = handle
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        with suppress(FileNotFoundError):
+            os.unlink(address)  # a killed predecessor's
+        self._listener.bind(address)
+        os.chmod(address, 0o600)
+        self._listener.listen(_PENDING)
+        self._listener.setblocking(False)
+        self._senders: dict[int, _Sender] = {}  # by file descriptor
+        self._stop = os.eventfd(0)
+        self._poll = select.epoll()
+        self._poll.register(self._listener, select.EPOLLIN)
+        self._poll.register(self._stop, select.EPOLLIN)
+        self._received: deque[bytes] = deque()  # messages that are not handled yet
+        self._thread = threading.Thread(target=self._run, name="omni-inbox", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop the thread, close the socket and remove its file."""
+        os.eventfd_write(self._stop, 1)
+        self._thread.join()
+        self._poll.close()
+        os.close(self._stop)
+        self._listener.close()
+        for sender in self._senders.values():
+            sender.connection.close()
+        with suppress(OSError):
+            os.unlink(self.address)
+
+    def replace_thread(self) -> None:
+        """The thread is held up in `handle`: another one goes on, and that one ends when it comes back."""
+        self._thread = threading.Thread(target=self._run, name="omni-inbox", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        me = threading.current_thread()
+        while self._thread is me:
+            if self._received:
+                self._take(self._received.popleft())
+            elif not self._receive():
+                break
+
+    def _take(self, frame: bytes) -> None:
+        try:
+            message = decode_message(frame)
+        except msgspec.MsgspecError as error:
+            log.warning("dropped %d bytes that are no control message: %s", len(frame), error)
+            return
+        try:
+            self._handle(message)
+        except Exception:
+            log.exception("could not handle %s", type(message).__name__)
+
+    def _receive(self) -> bool:
+        """Wait for more, and read it; False when this was stopped."""
+        for ready, _ in self._poll.poll():
+            if (sender := self._senders.get(ready)) is not None:
+                self._read(sender)
+            elif ready == self._stop:
+                return False
+            else:
+                self._accept()
+        return True
+
+    def _accept(self) -> None:
+        try:
+            connection, _ = self._listener.accept()
+        except OSError as error:  # it is gone again; or there are no file descriptors left
+            log.warning("could not accept a connection: %s", error)
+            return
+        connection.setblocking(False)
+        self._senders[connection.fileno()] = _Sender(connection)
+        self._poll.register(connection, select.EPOLLIN)
+
+    def _read(self, sender: _Sender) -> None:
+        try:
+            data = sender.connection.recv(_READ)
+            if data:
+                sender.deframer.feed(data, self._received.append)
+                return
+        except BlockingIOError:
+            return
+        except InvalidArgument as error:
+            log.warning("closed a connection: %s", error)
+        except OSError as error:
+            log.info("a connection broke: %s", error)
+        self._poll.unregister(sender.connection)
+        del self._senders[sender.connection.fileno()]
+        sender.connection.close()
+
+
+class _Sender:
+    def __init__(self, connection: socket.socket) -> None:
+        self.connection = connection
+        self.deframer = Deframer()
