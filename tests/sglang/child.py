@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
@@ -18,6 +20,7 @@ from omni_python.models.qwen3_omni.payloads import CodecFrames, TalkerPrompt, Th
 from omni_python.models.text.payloads import AnswerToken, ThinkerResult
 from omni_python.proto.work import IncomingMessage, OutgoingMessage
 from omni_python.scheduling.omni_scheduler import OmniScheduler
+from omni_python.sglang_engine import followers
 
 T = TypeVar("T")
 _stage: OmniScheduler[Any]
@@ -97,9 +100,13 @@ def wait_idle() -> None:
 
 def together(requests: Mapping[str, ThinkerInput]) -> dict[str, Ended]:
     """Submit all at once; every message of each."""
+    submit(requests)
+    return collect(set(requests))
+
+
+def submit(requests: Mapping[str, ThinkerInput]) -> None:
     for name, request in requests.items():
         _stage.inbox.put(IncomingMessage(name, "new_request", request))
-    return collect(set(requests))
 
 
 def alone(requests: Mapping[str, ThinkerInput]) -> dict[str, Ended]:
@@ -126,8 +133,7 @@ def profiled(path: Path, requests: Mapping[str, ThinkerInput]) -> None:
 
 def with_aborts(requests: Mapping[str, ThinkerInput], aborts: Mapping[str, float]) -> dict[str, Ended]:
     """Submit all at once; those in `aborts` are aborted after so many seconds."""
-    for name, request in requests.items():
-        _stage.inbox.put(IncomingMessage(name, "new_request", request))
+    submit(requests)
     start = time.monotonic()
     for name, delay in sorted(aborts.items(), key=lambda item: item[1]):
         time.sleep(max(0.0, start + delay - time.monotonic()))
@@ -164,6 +170,25 @@ def collect(names: set[str]) -> dict[str, Ended]:
             if message.type != "stream":
                 left.discard(message.request_id)
     return ended
+
+
+def write_why(path: Path, limits: Mapping[str, float]) -> None:
+    """From now on the process writes to `path` why it ends; `limits` replace those of `followers`."""
+
+    def end(reason: str) -> None:
+        path.write_text(reason)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    _stage.on_broken = end
+    for name, seconds in limits.items():
+        assert hasattr(followers, name)
+        setattr(followers, name, seconds)
+
+
+def step_alone(requests: Mapping[str, ThinkerInput]) -> None:
+    """Submit requests of whose steps the other ranks are not told."""
+    _stage.engine._followers.send = lambda message: None  # type: ignore[attr-defined]
+    submit(requests)
 
 
 def retractions() -> int:

@@ -17,18 +17,21 @@ from typing import Any, TypeVar
 import numpy as np
 import psutil
 import pytest
+import torch
 
 from omni_python.client import Answer, OmniClient, OmniClientError
 from omni_python.config.compile import compile_pipeline
 from omni_python.config.resolve import check_imports
 from omni_python.models.qwen3_omni.config import Qwen3OmniSpeechPipelineConfig
 from omni_python.models.qwen3_omni.stages import create_thinker
-from omni_python.proto.errors import InvalidArgument
+from omni_python.proto.errors import InvalidArgument, OmniError
 from omni_python.serve.triton_server import ServerOptions, TritonServer
-from omni_python.sglang_engine.followers import SILENCE
+from omni_python.sglang_engine.config import EngineConfig
+from omni_python.sglang_engine.followers import SILENCE, Followers, RankGroup
 from omni_python.sglang_engine.rank_messages import SIGN_PERIOD
 from tests.conftest import LeakCheck
 from tests.e2e import metrics
+from tests.faults.tracing import Traced
 from tests.models import tiny_model
 from tests.models.tiny_model import conversation, hf_model
 from tests.oracle.cases import CASES, load_case
@@ -119,14 +122,70 @@ def wait_for(look: Callable[[], list[T]]) -> list[T]:
     return found
 
 
-def test_a_follower_that_hangs_ends_its_stage(thinker: Child) -> None:
+def test_a_follower_that_a_signal_stops_ends_its_stage_at_once(thinker: Child, tmp_path: Path) -> None:
     """Rank 0 would wait for it in a collective for ever. The last test of this process."""
-    rank_0 = psutil.Process(thinker.call(os.getpid))
-    [follower] = [found for found in rank_0.children() if found.cmdline()[:1] == ["thinker_tp1"]]
+    thinker.call(child.write_why, tmp_path / "why", {})
+    given = sampled(talks(1, 800), max_tokens=200, ignore_eos=True)
+    thinker.call(child.submit, given)
+    ranks = ranks_of(thinker)
+    ranks[1].suspend()
+    wait_gone(ranks, SILENCE - 1)
+    assert (tmp_path / "why").read_text() == f"lost {FOLLOWER}, which was stopped by a signal and killed"
+
+
+FOLLOWER = "rank 1 (process thinker_tp1)"
+
+
+def ranks_of(stage: Child) -> list[psutil.Process]:
+    rank_0 = psutil.Process(stage.call(os.getpid))
+    return [rank_0, *(found for found in rank_0.children() if is_named(found, "thinker_tp1"))]
+
+
+def wait_gone(ranks: list[psutil.Process], timeout: float) -> None:
+    """Nobody may reap a follower whose rank 0 is gone."""
+    assert len(ranks) == 2
+    end = time.monotonic() + timeout
+    while any(rank.is_running() and rank.status() != psutil.STATUS_ZOMBIE for rank in ranks):
+        assert time.monotonic() < end, ranks
+        time.sleep(0.05)
+
+
+@pytest.fixture
+def small_thinker() -> Iterator[Child]:
+    with child.child(tiny_model.checkpoint(), "create_thinker", kv_tokens=400, tp_size=2) as process:
+        yield process
+
+
+def test_a_silent_follower_ends_its_stage(small_thinker: Child, tmp_path: Path) -> None:
+    small_thinker.call(child.write_why, tmp_path / "why", {"SILENCE": 3.0})
+    ranks = ranks_of(small_thinker)
     time.sleep(SIGN_PERIOD)
-    follower.suspend()
-    _, alive = psutil.wait_procs([rank_0, follower], timeout=SILENCE + 20)
-    assert not [left for left in alive if left.status() != psutil.STATUS_ZOMBIE]
+    with Traced(ranks[1].pid):
+        wait_gone(ranks, 30)
+    assert (tmp_path / "why").read_text() == f"lost {FOLLOWER}, which gave no sign of life for 3 s and was killed"
+
+
+def test_a_step_without_end_ends_its_stage(small_thinker: Child, tmp_path: Path) -> None:
+    """One rank is in a collective that the other never enters; both show life."""
+    small_thinker.call(child.write_why, tmp_path / "why", {"LONGEST_STEP": 3.0})
+    ranks = ranks_of(small_thinker)
+    small_thinker.call(child.step_alone, inputs(talks(1, 900)))
+    wait_gone(ranks, 30)
+    assert (tmp_path / "why").read_text() == f"a step has not ended for 3 s on rank 0, {FOLLOWER}"
+
+
+def test_a_follower_that_is_stopped_while_it_starts_is_told_of() -> None:
+    config = EngineConfig({}, Path(), {}, torch.float32, None, max_running=1, kv_tokens=1, prefill_tokens=1)
+    followers = Followers(config, RankGroup("thinker", 2), on_lost=lambda reason: None)
+    try:
+        [starting] = [
+            one for one in psutil.Process().children() if "omni_python.sglang_engine.follower" in one.cmdline()
+        ]
+        starting.suspend()
+        with pytest.raises(OmniError, match="was stopped by a signal and killed before it had started"):
+            followers.join()
+    finally:
+        followers.close()
 
 
 def test_what_cannot_run_on_ranks_is_refused() -> None:
@@ -152,25 +211,34 @@ def on_ranks(checkpoint: str, stages: dict[str, dict[str, Any]]) -> Qwen3OmniSpe
     return Qwen3OmniSpeechPipelineConfig(model_path=checkpoint, stages=changed)
 
 
-def test_a_server_meets_the_oracle_and_survives_the_death_of_a_rank(tmp_path: Path, no_leaks: LeakCheck) -> None:
+def test_a_server_meets_the_oracle_and_survives_the_loss_of_ranks(tmp_path: Path, no_leaks: LeakCheck) -> None:
     engine = {"engine": "sglang", "kv_tokens": 8192}
     config = on_ranks(str(tiny_model.checkpoint()), {"thinker": engine, "talker_ar": engine})
     compile_pipeline(config, tmp_path)
     with no_leaks():
         with TritonServer.start(ServerOptions(model_repository=tmp_path, exit_timeout_s=10), timeout_s=250) as server:
             check_oracle(server)
-            follower = rank_process(server, "thinker_tp1")
-            errors = errors_while(server, lambda: follower.send_signal(signal.SIGKILL))
-            assert errors
-            for error in errors:
-                assert "process thinker (stages thinker) lost rank 1 (process thinker_tp1)" in error, errors
-                assert "was killed by SIGKILL" in error
+            before = [rank_process(server, name) for name in FOLLOWERS]
+            check_lost(server, "talker_ar", signal.SIGKILL, "was killed by SIGKILL")
+            check_lost(server, "thinker", signal.SIGSTOP, "was stopped by a signal and killed")
             wait_served(server)
-            assert rank_process(server, "thinker_tp1").pid != follower.pid
             metrics.wait_empty(server, "qwen3_omni")
-            ours = [rank_process(server, name) for name in ("thinker_tp1", "talker_ar_tp1")]
+            ours = [rank_process(server, name) for name in FOLLOWERS]
+            assert not {old.pid for old in before} & {new.pid for new in ours}
         _, alive = psutil.wait_procs(ours, timeout=2)
         assert alive == []
+
+
+FOLLOWERS = ("thinker_tp1", "talker_ar_tp1")
+
+
+def check_lost(server: TritonServer, stage: str, hit_by: signal.Signals, what: str) -> None:
+    """The requests that the stage runs are told what became of its follower."""
+    follower = rank_process(server, f"{stage}_tp1")
+    errors = errors_while(server, stage, lambda: follower.send_signal(hit_by))
+    assert errors
+    for error in errors:
+        assert f"process {stage} (stages {stage}) lost rank 1 (process {stage}_tp1), which {what}" in error, errors
 
 
 def check_oracle(server: TritonServer) -> None:
@@ -191,18 +259,28 @@ def check_oracle(server: TritonServer) -> None:
 
 def rank_process(server: TritonServer, name: str) -> psutil.Process:
     children = psutil.Process(server.process.pid).children(recursive=True)
-    [found] = [process for process in children if process.cmdline()[:1] == [name]]
+    [found] = [process for process in children if is_named(process, name)]
     return found
 
 
-def errors_while(server: TritonServer, act: Any) -> list[str]:
-    """What requests are told that run while `act` is done."""
+def is_named(process: psutil.Process, name: str) -> bool:
+    try:
+        return process.cmdline()[:1] == [name]
+    except psutil.NoSuchProcess:  # or a zombie
+        return False
+
+
+def errors_while(server: TritonServer, stage: str, act: Any) -> list[str]:
+    """What requests are told that `stage` runs while `act` is done."""
+    modalities = ["text"] if stage == "thinker" else ["text", "audio"]
+    long = {"max_tokens": 2000, "ignore_eos": True}
+    sampling = long if stage == "thinker" else {"max_tokens": 4, "talker": long}
     errors: list[str] = []
 
     def ask() -> None:
         with OmniClient(server.grpc_url, "qwen3_omni") as client:
             try:
-                client.chat("x", modalities=["text"], sampling={"max_tokens": 2000, "ignore_eos": True})
+                client.chat("x", modalities=modalities, sampling=sampling)
             except OmniClientError as error:
                 errors.append(str(error))
 
@@ -210,7 +288,7 @@ def errors_while(server: TritonServer, act: Any) -> list[str]:
     for thread in threads:
         thread.start()
     deadline = time.monotonic() + 20
-    while metrics.read(server, "omni_stage_held", stage="thinker", what="requests") < 3:
+    while metrics.read(server, "omni_stage_held", stage=stage, what="requests") < 3:
         assert time.monotonic() < deadline
         time.sleep(0.1)
     act()
@@ -233,10 +311,10 @@ def wait_served(server: TritonServer) -> None:
 
 
 def test_followers_die_with_rank_0() -> None:
-    """Also where rank 0 has no chance to tell them."""
+    """Also where rank 0 has no chance to tell them, and all of them are stopped."""
     with child.child(tiny_model.checkpoint(), "create_thinker", kv_tokens=400, tp_size=2) as process:
-        pid = process.call(os.getpid)
-        [follower] = [found for found in psutil.Process(pid).children() if found.cmdline()[:1] == ["thinker_tp1"]]
-        os.kill(pid, signal.SIGKILL)
-        psutil.wait_procs([follower], timeout=10)
-        assert not follower.is_running() or follower.status() == psutil.STATUS_ZOMBIE
+        ranks = ranks_of(process)
+        for rank in ranks:
+            rank.suspend()
+        ranks[0].kill()
+        wait_gone(ranks, 10)

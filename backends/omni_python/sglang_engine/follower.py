@@ -61,7 +61,7 @@ def _follow(link: Link, name: str) -> None:
     import_sglang(config.gpu_id)
     link.send(Joined())
     engine = FollowingEngine(config, link)
-    threading.Thread(target=_show_life, args=(link,), name="omni-alive", daemon=True).start()
+    threading.Thread(target=_show_life, args=(link, engine), name="omni-alive", daemon=True).start()
     with torch.inference_mode():
         engine.run()
 
@@ -78,11 +78,11 @@ def _write_profile(name: str, message: Profile) -> None:
         log.exception("%s has no profile", name)
 
 
-def _show_life(link: Link) -> None:
+def _show_life(link: Link, engine: FollowingEngine) -> None:
     """A process that is stopped, or that nothing can be run in, is silent."""
     with suppress(OSError):
         while True:
-            link.send(Alive())
+            link.send(Alive(engine.steps))
             time.sleep(SIGN_PERIOD)
 
 

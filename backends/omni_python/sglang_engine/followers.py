@@ -16,8 +16,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from multiprocessing.connection import Connection, Pipe, wait
@@ -26,10 +26,21 @@ from typing import Any
 
 import torch.distributed
 
+from omni_python.control.stops import PERIOD, StopWatch
 from omni_python.proto.errors import OmniError
 from omni_python.proto.payload import Payload
 from omni_python.sglang_engine.config import EngineConfig
-from omni_python.sglang_engine.rank_messages import SIGN_PERIOD, Alive, Broken, Joined, Launch, Link, Stop, encode
+from omni_python.sglang_engine.rank_messages import (
+    SIGN_PERIOD,
+    Alive,
+    Broken,
+    Joined,
+    Launch,
+    Link,
+    Step,
+    Stop,
+    encode,
+)
 
 EXIT_TIMEOUT = 0.4
 """Seconds that followers have to end by themselves. A stub that takes 2 s in all to finalize is killed by Triton."""
@@ -37,6 +48,12 @@ EXIT_TIMEOUT = 0.4
 SILENCE = 10.0
 """Seconds without a sign of life after which a follower counts as lost. Steps and collectives do not hold it up, for
 they run without the interpreter's lock."""
+
+LONGEST_STEP = 120.0
+"""Seconds after which a step counts as one that will never end: a rank is not in the collective in which the others
+wait. It shows life, which is another thread's. A first step may compile kernels for half a minute."""
+
+_STOPPED = "was stopped by a signal and killed"
 
 log = logging.getLogger(__name__)
 
@@ -56,12 +73,16 @@ class RankGroup:
         return self.gpu_ids[rank] if self.gpu_ids else None
 
 
-@dataclass
+@dataclass(eq=False)
 class _Follower:
     name: str
     rank: int
     link: Link
     process: subprocess.Popen[bytes]
+    heard: float = math.inf
+    """When it last showed life, by the clock of `Followers`; until it first does it builds its engine."""
+    steps: int = 0
+    """That it had ended then."""
 
     def end(self) -> str:
         """How it ended, which it has or is about to."""
@@ -85,6 +106,10 @@ class Followers:
         self._closing = False
         self.lost = threading.Event()
         self._followers: list[_Follower] = []
+        self._stops = StopWatch()
+        self._watched = 0.0  # seconds; those in which this process was itself held up do not count
+        self._steps = 0
+        self._step_began = math.inf  # by `_watched`
         self._store, self.port = _store(group.size)
         try:
             for rank in range(1, group.size):
@@ -111,6 +136,17 @@ class Followers:
                 with suppress(OSError):
                     follower.link.connection.send_bytes(frame)
 
+    @contextmanager
+    def step(self, waiting: Collection[str] | None) -> Iterator[None]:
+        """All ranks compute a batch meanwhile (see `Step`); on one thread."""
+        self._steps += 1
+        self._step_began = self._watched
+        try:
+            self.send(Step(None if waiting is None else sorted(waiting)))
+            yield
+        finally:
+            self._step_began = math.inf
+
     def report(self, reason: str) -> None:
         """The group cannot go on. Only the first reason counts, and none while it is being closed."""
         with self._lock:
@@ -134,6 +170,10 @@ class Followers:
             follower.link.connection.close()
 
     def _await_joined(self, follower: _Follower) -> None:
+        while not follower.link.connection.poll(PERIOD):
+            for stopped in self._stopped(self._followers):
+                stopped.process.kill()
+                raise OmniError(f"{_who(stopped)} {_STOPPED} before it had started")
         try:
             message = follower.link.receive()
         except (EOFError, OSError):
@@ -144,26 +184,24 @@ class Followers:
 
     def _watch(self) -> None:
         left = {follower.link.connection: follower for follower in self._followers}
-        heard: dict[int, float] = {}  # by rank, from its first sign of life on: until then it builds its engine
+        looked = time.monotonic()
         while left and not self._closing:
             try:
-                ready = wait(list(left), SIGN_PERIOD)
+                ready = wait(list(left), PERIOD)
             except OSError:  # closed meanwhile
                 return
             for connection in ready:
                 assert isinstance(connection, Connection)
-                follower = left[connection]
-                if last_words := self._last_words(follower):
-                    del left[connection]
-                    self.report(f"lost {_who(follower)}, which {last_words}")
-                else:
-                    heard[follower.rank] = time.monotonic()
-            for connection, follower in list(left.items()):
-                silent = time.monotonic() - heard.get(follower.rank, math.inf)
-                if silent > SILENCE:
-                    del left[connection]
-                    follower.process.kill()  # before: this process may end by the report
-                    self.report(f"lost {_who(follower)}, which gave no sign of life for {silent:.0f} s")
+                if last_words := self._last_words(left[connection]):
+                    self.report(f"lost {_who(left.pop(connection))}, which {last_words}")
+            before, looked = looked, time.monotonic()
+            self._watched += min(looked - before, SIGN_PERIOD)
+            for follower, why in self._hung(left.values()):
+                del left[follower.link.connection]
+                follower.process.kill()  # before: this process may end by the report
+                self.report(f"lost {_who(follower)}, which {why}")
+            if self._watched - self._step_began > LONGEST_STEP:
+                self.report(self._endless_step())
 
     def _last_words(self, follower: _Follower) -> str:
         """What a message, or its end, says of how the follower ended; "" for a sign of life."""
@@ -172,8 +210,27 @@ class Followers:
         except (EOFError, OSError):
             return follower.end()
         if isinstance(message, Alive):
+            follower.heard, follower.steps = self._watched, message.steps
             return ""
         return f"failed: {message.reason}" if isinstance(message, Broken) else follower.end()
+
+    def _hung(self, followers: Collection[_Follower]) -> list[tuple[_Follower, str]]:
+        """Those that will do nothing more, and why."""
+        stopped = self._stopped(followers)
+        hung = [(follower, _STOPPED) for follower in stopped]
+        for follower in followers:
+            silent = self._watched - follower.heard
+            if silent > SILENCE and follower not in stopped:
+                hung.append((follower, f"gave no sign of life for {silent:.0f} s and was killed"))
+        return hung
+
+    def _stopped(self, followers: Collection[_Follower]) -> list[_Follower]:
+        stopped = self._stops.look([follower.process.pid for follower in followers], time.monotonic())
+        return [follower for follower in followers if follower.process.pid in stopped]
+
+    def _endless_step(self) -> str:
+        behind = [_who(follower) for follower in self._followers if follower.steps < self._steps]
+        return f"a step has not ended for {LONGEST_STEP:.0f} s on {', '.join(['rank 0', *behind])}"
 
 
 def _who(follower: _Follower) -> str:

@@ -80,9 +80,9 @@ class LeadingEngine(Engine):
 
     def step(self, ready: Callable[[str], bool] | None = None) -> bool:
         waiting = None if ready is None else {name for name in self._requests if not ready(name)}
-        self._followers.send(Step(None if waiting is None else sorted(waiting)))
         try:
-            return super().step(None if waiting is None else lambda name: name not in waiting)
+            with self._followers.step(waiting):
+                return super().step(None if waiting is None else lambda name: name not in waiting)
         except Exception as error:
             if not self._shared_hooks.take_failed() and not self._followers.lost.wait(ERROR_GRACE):
                 self._followers.report(f"rank 0 failed in a step: {error}")
@@ -113,6 +113,8 @@ class FollowingEngine(Engine):
     """Rank 1 and up; `run` does what rank 0 says until it says `Stop`."""
 
     def __init__(self, config: EngineConfig, link: Link) -> None:
+        self.steps = 0
+        """That have ended so far. Any thread."""
         self._link = link
         super().__init__(config, _FollowingHooks(link))
 
@@ -126,6 +128,7 @@ class FollowingEngine(Engine):
                     self.abort(message.name)
                 case Step():
                     self._follow(message)
+                    self.steps += 1
                 case FailBatch():
                     self.fail_batch()
                 case ResetCache():

@@ -52,7 +52,9 @@ class Joined(Payload):
 
 
 class Alive(Payload):
-    """Follower to rank 0, every `SIGN_PERIOD` seconds from when its engine is built."""
+    """Follower to rank 0, every `SIGN_PERIOD` seconds from when its engine is built; it has ended so many steps."""
+
+    steps: int
 
 
 class Broken(Payload):
