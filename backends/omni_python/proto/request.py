@@ -5,6 +5,7 @@ Encoded files are uint8 arrays and not `bytes`, so that they travel by relay lik
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -57,6 +58,13 @@ class Message(msgspec.Struct, frozen=True):
 
     role: str
     content: list[ContentPart]
+
+
+def numbered_parts(messages: Sequence[Message]) -> Iterator[tuple[str, ContentPart]]:
+    """Every part in order, with the words by which an error tells where it is: "messages[0].content[1]"."""
+    for turn, message in enumerate(messages):
+        for index, part in enumerate(message.content):
+            yield f"messages[{turn}].content[{index}]", part
 
 
 class OmniRequest(Payload):

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from omni_python.models.loading.checkpoint import load_json
+from omni_python.models.media.pieces import Grid, VisionPiece
 from omni_python.proto.errors import InvalidArgument
 
 VIDEO_TOKENS = (128, 768)
@@ -73,12 +74,12 @@ class Patcher:
             rows, columns = math.ceil(height * grow / side) * side, math.ceil(width * grow / side) * side
         return rows, columns
 
-    def grid(self, frames: int, height: int, width: int) -> tuple[int, int, int]:
+    def grid(self, frames: int, height: int, width: int) -> Grid:
         """(t, h, w) in patches of so many frames of that size."""
         rows, columns = self.target_size(height, width)
         return math.ceil(frames / self.temporal), rows // self.patch, columns // self.patch
 
-    def tokens(self, grid: tuple[int, int, int]) -> int:
+    def tokens(self, grid: Grid) -> int:
         """Embeddings that the vision encoder makes of a picture or video."""
         return math.prod(grid) // self.merge**2
 
@@ -90,6 +91,10 @@ class Patcher:
         planes = torch.from_numpy(np.ascontiguousarray(image.transpose(2, 0, 1)))[None]
         made = torch.nn.functional.interpolate(planes, size=target, mode="bicubic", antialias=True)
         return made[0].permute(1, 2, 0).numpy()
+
+    def piece(self, frames: np.ndarray) -> VisionPiece:
+        """A picture or video whose frames are uint8 [T, H, W, 3] of the target size."""
+        return VisionPiece(self.patches(frames), self.grid(*frames.shape[:3]))
 
     def patches(self, frames: np.ndarray) -> torch.Tensor:
         """uint8 [T, H, W, 3] of the target size to float32 [patches, 3 * temporal * patch * patch].

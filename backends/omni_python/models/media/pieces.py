@@ -38,6 +38,13 @@ def vision_pieces(pixels: torch.Tensor, grids: torch.Tensor, most: int) -> Itera
             start += size
 
 
+def joined(pieces: Sequence[VisionPiece]) -> tuple[torch.Tensor, torch.Tensor] | tuple[None, None]:
+    """The pieces' pixels [patches, values] one after the other, and their grids int64 [n, 3]; None where none are."""
+    if not pieces:
+        return None, None
+    return torch.cat([piece.pixels for piece in pieces]), torch.tensor([piece.grid for piece in pieces])
+
+
 class _Sized(Protocol):
     @property
     def size(self) -> int: ...

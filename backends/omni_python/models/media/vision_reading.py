@@ -42,10 +42,9 @@ def read_picture(data: Encoded, patcher: Patcher, room: VisionRoom) -> VisionPie
     """Raises `InvalidArgument` for an unreadable file, or one that does not fit into `room`."""
     decoded = decode_image(data, room.pixels)
     room.pixels -= decoded.shape[0] * decoded.shape[1]
-    picture = patcher.resize(decoded)
-    grid = patcher.grid(1, *picture.shape[:2])
-    room.take(patcher.tokens(grid))
-    return VisionPiece(patcher.patches(picture[None]), grid)
+    piece = patcher.piece(patcher.resize(decoded)[None])
+    room.take(patcher.tokens(piece.grid))
+    return piece
 
 
 def read_video(data: Encoded, sampling: Sampling, patcher_of: Callable[[int], Patcher], room: VisionRoom) -> ReadVideo:
@@ -56,5 +55,4 @@ def read_video(data: Encoded, sampling: Sampling, patcher_of: Callable[[int], Pa
     # before anything is decoded, for decoded it may not fit into memory
     room.take(patcher.tokens(patcher.grid(frames, info.height, info.width)))
     video = decode_video(data, sampling, transform=patcher.resize)
-    piece = VisionPiece(patcher.patches(video.frames), patcher.grid(*video.frames.shape[:3]))
-    return ReadVideo(piece, len(video.frames), video.info)
+    return ReadVideo(patcher.piece(video.frames), len(video.frames), video.info)

@@ -19,7 +19,7 @@ from omni_python.models.ming_omni.prompt import picture_text, sound_text, video_
 from omni_python.preprocessing.audio import SAMPLE_RATE, decode_audio, read_audio
 from omni_python.preprocessing.video import Sampling
 from omni_python.proto.errors import InvalidArgument
-from omni_python.proto.request import AudioPart, ContentPart, ImagePart, Message, TextPart, VideoPart
+from omni_python.proto.request import AudioPart, ContentPart, ImagePart, Message, TextPart, VideoPart, numbered_parts
 
 FFT, HOP = 400, 160
 """Samples, of Whisper's spectra."""
@@ -67,14 +67,13 @@ class MediaReader:
         """Decode everything. Raises `InvalidArgument` naming the part that cannot be read or is too large."""
         media = Media()
         room = VisionRoom(self._pixels, self._context)
-        for turn, message in enumerate(messages):
-            for index, part in enumerate(message.content):
-                if isinstance(part, TextPart):
-                    continue
-                try:
-                    media.texts.append("".join(self._read(part, media, room)))
-                except InvalidArgument as error:
-                    raise InvalidArgument(f"messages[{turn}].content[{index}]: {error}") from error
+        for where, part in numbered_parts(messages):
+            if isinstance(part, TextPart):
+                continue
+            try:
+                media.texts.append("".join(self._read(part, media, room)))
+            except InvalidArgument as error:
+                raise InvalidArgument(f"{where}: {error}") from error
         return media
 
     def _read(self, part: ContentPart, media: Media, room: VisionRoom) -> Iterator[str]:

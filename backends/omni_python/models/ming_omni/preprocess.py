@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import torch
 
+from omni_python.models.media.pieces import joined
 from omni_python.models.ming_omni.architecture import thinker_config
 from omni_python.models.ming_omni.encoder_architecture import image_encoder_config
 from omni_python.models.ming_omni.media import Media, MediaReader
@@ -86,10 +87,8 @@ def _clips(media: Media) -> Clips | None:
 
 
 def _pictures(media: Media) -> Pictures | None:
-    if not media.pictures:
-        return None
-    grids = torch.tensor([piece.grid for piece in media.pictures])
-    return Pictures(torch.cat([piece.pixels for piece in media.pictures]), grids)
+    patches, grids = joined(media.pictures)
+    return None if patches is None or grids is None else Pictures(patches, grids)
 
 
 def _check_talker(given: Any) -> None:

@@ -11,13 +11,13 @@ import numpy as np
 import torch
 
 from omni_python.models.media.patches import Patcher
-from omni_python.models.media.pieces import Grid
+from omni_python.models.media.pieces import Grid, VisionPiece, joined
 from omni_python.models.media.vision_reading import VisionRoom, read_picture, read_video
 from omni_python.models.qwen2_5_omni.payloads import MediaFeatures
 from omni_python.preprocessing.audio import decode_audio, read_audio
 from omni_python.preprocessing.video import Sampling
 from omni_python.proto.errors import InvalidArgument
-from omni_python.proto.request import AudioPart, ContentPart, ImagePart, Message, VideoPart
+from omni_python.proto.request import AudioPart, ContentPart, ImagePart, Message, VideoPart, numbered_parts
 
 
 @dataclass(frozen=True)
@@ -36,10 +36,8 @@ class Media:
     sound tracks, by the number of their video; `tokens` the embeddings that clips, images and videos will have."""
 
     clips: list[np.ndarray] = field(default_factory=list)
-    images: list[torch.Tensor] = field(default_factory=list)
-    image_grids: list[Grid] = field(default_factory=list)
-    videos: list[torch.Tensor] = field(default_factory=list)
-    video_grids: list[Grid] = field(default_factory=list)
+    images: list[VisionPiece] = field(default_factory=list)
+    videos: list[VisionPiece] = field(default_factory=list)
     sounds: dict[int, int] = field(default_factory=dict)
     seconds: float = 0.0
 
@@ -64,12 +62,11 @@ class MediaReader:
         """Decode everything. Raises `InvalidArgument` naming the part that cannot be read or is too large."""
         media = Media()
         room = VisionRoom(self._limits.image_pixels, self._limits.tokens)
-        for turn, message in enumerate(messages):
-            for index, part in enumerate(message.content):
-                try:
-                    self._read_part(part, media, room)
-                except InvalidArgument as error:
-                    raise InvalidArgument(f"messages[{turn}].content[{index}]: {error}") from error
+        for where, part in numbered_parts(messages):
+            try:
+                self._read_part(part, media, room)
+            except InvalidArgument as error:
+                raise InvalidArgument(f"{where}: {error}") from error
         return media
 
     def features(self, media: Media) -> MediaFeatures | None:
@@ -79,10 +76,8 @@ class MediaReader:
         found = MediaFeatures()
         if media.clips:
             found.audio, found.audio_lengths = self._log_mel(media.clips)
-        if media.images:
-            found.image, found.image_grids = torch.cat(media.images), torch.tensor(media.image_grids)
-        if media.videos:
-            found.video, found.video_grids = torch.cat(media.videos), torch.tensor(media.video_grids)
+        found.image, found.image_grids = joined(media.images)
+        found.video, found.video_grids = joined(media.videos)
         return found
 
     def _read_part(self, part: ContentPart, media: Media, room: VisionRoom) -> None:
@@ -90,9 +85,7 @@ class MediaReader:
             case AudioPart():
                 self._add_clip(media, read_audio(part, self._rate, self._limits.audio_seconds - media.seconds))
             case ImagePart():
-                picture = read_picture(part.data, self._images, room)
-                media.images.append(picture.pixels)
-                media.image_grids.append(picture.grid)
+                media.images.append(read_picture(part.data, self._images, room))
             case VideoPart():
                 self._read_video(part, media, room)
 
@@ -102,8 +95,7 @@ class MediaReader:
             media.sounds[len(media.videos)] = len(media.clips)
             left = self._limits.audio_seconds - media.seconds
             self._add_clip(media, decode_audio(part.data, self._rate, left))
-        media.videos.append(video.piece.pixels)
-        media.video_grids.append(video.piece.grid)
+        media.videos.append(video.piece)
 
     def _add_clip(self, media: Media, clip: np.ndarray) -> None:
         if len(clip) < self._shortest:

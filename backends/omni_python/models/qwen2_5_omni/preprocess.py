@@ -63,4 +63,4 @@ class Preprocessor:
             )
         if options.thinker.max_tokens > room:
             options.thinker = msgspec.structs.replace(options.thinker, max_tokens=room)
-        return Question(ids, *self._prompt.positions(ids, media), options, features)
+        return Question(ids, *self._prompt.positions(ids, features), options, features)

@@ -15,6 +15,7 @@ from omni_python.models.loading.checkpoint import CheckpointError
 from omni_python.models.loading.tokenizer import load_tokenizer
 from omni_python.models.media.pieces import Grid
 from omni_python.models.qwen2_5_omni.features import Media, audio_tokens, vision_tokens
+from omni_python.models.qwen2_5_omni.payloads import MediaFeatures
 from omni_python.models.text.chat_template import load_template
 from omni_python.models.text.conversation import render
 from omni_python.proto.request import Message
@@ -61,18 +62,18 @@ class PromptBuilder:
         heard = [audio_tokens(frames) for frames in audio_lengths]
         tracks = set(media.sounds.values())
         clips = iter([count for clip, count in enumerate(heard) if clip not in tracks])
-        images = iter(media.image_grids)
-        videos = iter(enumerate(media.video_grids))
+        images = iter(media.images)
+        videos = iter(enumerate(media.videos))
         ids: list[int] = []
         try:
             for token in self._tokenizer.encode(text).ids:
                 if token == self._audio:
                     ids.extend([token] * next(clips))
                 elif token == self._image:
-                    ids.extend([token] * vision_tokens(next(images), self._merge))
+                    ids.extend([token] * vision_tokens(next(images).grid, self._merge))
                 elif token == self._video:
-                    video, grid = next(videos)
-                    ids.extend(self._video_ids(grid, heard[media.sounds[video]] if video in media.sounds else 0))
+                    video, piece = next(videos)
+                    ids.extend(self._video_ids(piece.grid, heard[media.sounds[video]] if video in media.sounds else 0))
                 else:
                     ids.append(token)
         except StopIteration:
@@ -82,10 +83,11 @@ class PromptBuilder:
             raise _mismatch("fewer")
         return torch.tensor(ids)
 
-    def positions(self, ids: torch.Tensor, media: Media) -> tuple[torch.Tensor, int]:
+    def positions(self, ids: torch.Tensor, features: MediaFeatures | None) -> tuple[torch.Tensor, int]:
         """int64 [3, P], and the position of the next token minus P."""
-        images, videos = (torch.tensor(of) if of else None for of in (media.image_grids, media.video_grids))
-        return self._positions(ids, images, videos, [self._seconds_per_grid] * len(media.video_grids))
+        images, videos = (features.image_grids, features.video_grids) if features else (None, None)
+        seconds = [self._seconds_per_grid] * (0 if videos is None else len(videos))
+        return self._positions(ids, images, videos, seconds)
 
     def _video_ids(self, grid: Grid, sound: int) -> Iterator[int]:
         """With its sound, chunks of `seconds_per_chunk` of both in turn."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import torch
 from omni_python.layers.rope_index import RopeIndex
 from omni_python.models.loading.checkpoint import CheckpointError, load_config
 from omni_python.models.media.patches import Patcher
+from omni_python.models.media.pieces import VisionPiece, joined
 from omni_python.models.qwen3_omni.features import AudioFeatures, audio_tokens
 from omni_python.models.qwen3_omni.info import context, default_voice, voices
 from omni_python.models.qwen3_omni.limits import RequestLimits
@@ -32,6 +32,7 @@ from omni_python.proto.request import (
     Message,
     OmniRequest,
     VideoPart,
+    numbered_parts,
 )
 from omni_python.proto.sampling import SamplingParams
 
@@ -46,10 +47,8 @@ class _Media:
 
     clips: list[np.ndarray] = field(default_factory=list)
     clip_of_video: list[int | None] = field(default_factory=list)
-    images: list[torch.Tensor] = field(default_factory=list)
-    image_grids: list[tuple[int, int, int]] = field(default_factory=list)
-    videos: list[torch.Tensor] = field(default_factory=list)
-    video_grids: list[tuple[int, int, int]] = field(default_factory=list)
+    images: list[VisionPiece] = field(default_factory=list)
+    videos: list[VisionPiece] = field(default_factory=list)
     pixels: int = 0
     frames: int = 0
 
@@ -105,7 +104,7 @@ class Preprocessor:
             input_ids,
             vision.image_grids if vision else None,
             vision.video_grids if vision else None,
-            [self._seconds_per_grid] * len(media.video_grids),
+            [self._seconds_per_grid] * len(media.videos),
         )
         return Preprocessed(Prompt(input_ids, position_ids, rope_delta, options), vision, audio)
 
@@ -114,7 +113,7 @@ class Preprocessor:
     def _load(self, messages: list[Message]) -> _Media:
         """Decode everything; stops as soon as the media alone fill the context."""
         media, tokens = _Media(), 0
-        for where, part in _parts(messages):
+        for where, part in numbered_parts(messages):
             try:
                 tokens += self._load_part(part, media, self.context - tokens)
             except InvalidArgument as error:
@@ -134,11 +133,8 @@ class Preprocessor:
                 decoded = decode_image(part.data, self._limits.image_pixels)
                 media.pixels += decoded.shape[0] * decoded.shape[1]
                 self._limits.check_images(media.pixels)
-                image = self._images.resize(decoded)
-                grid = self._images.grid(1, *image.shape[:2])
-                media.images.append(self._images.patches(image[None]))
-                media.image_grids.append(grid)
-                return self._images.tokens(grid)
+                media.images.append(self._images.piece(self._images.resize(decoded)[None]))
+                return self._images.tokens(media.images[-1].grid)
             case VideoPart():
                 return self._load_video(part, media, room)
         return 0
@@ -155,8 +151,7 @@ class Preprocessor:
         if part.use_audio and info.has_sound:
             sound = decode_audio(part.data, self._hear.sample_rate, self._limits.audio_seconds)
             self._add_clip(media, sound, len(media.videos))
-        media.videos.append(self._videos.patches(video.frames))
-        media.video_grids.append(self._videos.grid(*video.frames.shape[:3]))
+        media.videos.append(self._videos.piece(video.frames))
         return tokens
 
     def _add_clip(self, media: _Media, samples: np.ndarray, video: int | None) -> None:
@@ -170,10 +165,10 @@ class Preprocessor:
         return self._prompt.expand(
             text,
             audio_tokens=[count for video, count in zip(media.clip_of_video, counts, strict=True) if video is None],
-            image_tokens=[self._images.tokens(grid) for grid in media.image_grids],
+            image_tokens=[self._images.tokens(piece.grid) for piece in media.images],
             videos=[
-                VideoSpan(grid, self._seconds_per_grid, sound.get(video, 0))
-                for video, grid in enumerate(media.video_grids)
+                VideoSpan(piece.grid, self._seconds_per_grid, sound.get(video, 0))
+                for video, piece in enumerate(media.videos)
             ],
         )
 
@@ -183,19 +178,7 @@ class Preprocessor:
         )
 
 
-def _parts(messages: list[Message]) -> Iterator[tuple[str, ContentPart]]:
-    """Every content part, with the words by which an error tells where it is."""
-    for turn, message in enumerate(messages):
-        for index, part in enumerate(message.content):
-            yield f"messages[{turn}].content[{index}]", part
-
-
 def _vision_input(media: _Media) -> VisionInput | None:
     if not (media.images or media.videos):
         return None
-    return VisionInput(
-        image_pixels=torch.cat(media.images) if media.images else None,
-        image_grids=torch.tensor(media.image_grids) if media.images else None,
-        video_pixels=torch.cat(media.videos) if media.videos else None,
-        video_grids=torch.tensor(media.video_grids) if media.videos else None,
-    )
+    return VisionInput(*joined(media.images), *joined(media.videos))
