@@ -40,9 +40,14 @@ def unload_model(model: str) -> None:
 
 
 def is_loaded(model: str) -> bool:
-    """Whether Triton still, or again, has the model; one whose process died stays loaded."""
-    with _own_call:
-        return bool(pb_utils.is_model_ready(model))
+    """Whether Triton still, or again, has the model. To be asked of one that is being loaded or unloaded: one whose
+    process died stays loaded, but is not ready for servers from 26.01 on."""
+    try:
+        with _own_call:
+            return bool(pb_utils.is_model_ready(model))
+    except pb_utils.TritonModelException:
+        # Since core's change #502 of June 2026 it is an error to ask for a model that is not loaded; it was False.
+        return False
 
 
 def _ask(model: str, what: str, body: dict[str, object]) -> bool:
