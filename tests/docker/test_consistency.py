@@ -15,8 +15,8 @@ from packaging.requirements import Requirement
 from omni_python.cli import main
 from omni_python.commands import serve
 from omni_python.commands.parser import create_parser
+from omni_python.config.numpy_support import FIRST_RELEASE_WITH_NUMPY_2
 from omni_python.glue import metric_names
-from omni_python.serve.environment import FIRST_IMAGE_WITH_NUMPY_2
 from omni_python.serve.triton_server import SHARED_MEMORY
 from tests.docker.files import (
     CLAIM,
@@ -102,7 +102,7 @@ def test_the_tools_that_it_installs_with_are_pinned(pinned: dict[str, str]) -> N
 def test_the_image_is_one_of_triton_that_knows_every_numpy() -> None:
     (tag,) = [rest.split("=")[1] for name, rest in instructions() if name == "ARG" and rest.startswith("TRITON_TAG=")]
     year, month = map(int, tag.removesuffix("-py3").split("."))
-    assert (year, month) >= FIRST_IMAGE_WITH_NUMPY_2
+    assert (year, month) >= FIRST_RELEASE_WITH_NUMPY_2
     assert f"TRITON_TAG:-{tag}" in COMPOSE.read_text("utf-8")
     readme = (DOCKER / "README.md").read_text("utf-8")
     assert f"({year}.{month} by default" in readme and f"| {year}.{month} |" in readme

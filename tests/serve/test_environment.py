@@ -20,7 +20,7 @@ from omni_python.serve.triton_server import ServerOptions, free_ports
         ("1.26.4", "24.10", False),
         ("2.0.0", "24.10", True),
         ("2.4.6", "23.12", True),
-        ("2.4.6", "24.12", False),
+        ("2.4.6", "24.11", False),
         ("2.4.6", "26.11", False),
         ("2.4.6", None, False),
         ("2.4.6", "unknown", False),

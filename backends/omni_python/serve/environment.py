@@ -18,11 +18,10 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
+from omni_python.config.numpy_support import numpy_refusal
+
 PACKAGE = Path(__file__).resolve().parent.parent
 PYTHON_VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
-
-# The first images whose stub is built with pybind11 2.12, which knows numpy 2 (the change is of November 2024).
-FIRST_IMAGE_WITH_NUMPY_2 = (24, 12)
 
 
 class ServerSetupError(RuntimeError):
@@ -69,23 +68,11 @@ def find_installation() -> Installation:
     return _wheel_installation(Path(spec.submodule_search_locations[0]) / "tritonserver")
 
 
-def check_numpy(numpy_version: str, image_version: str | None) -> None:
-    """Raise ServerSetupError for a numpy whose arrays the server's Python stub would pass on empty.
-
-    `image_version` is an official image's release such as "24.10" (their NVIDIA_TRITON_SERVER_VERSION); None, or
-    something that is no release, is let pass, since nothing is known of that server.
-    """
-    if int(numpy_version.split(".")[0]) < 2 or image_version is None:
-        return
-    try:
-        year, month = (int(part) for part in image_version.split(".")[:2])
-    except ValueError:
-        return
-    if (year, month) < FIRST_IMAGE_WITH_NUMPY_2:
-        raise ServerSetupError(
-            f"numpy {numpy_version} does not work with Triton {image_version}: its Python stub would send every array "
-            f'without its bytes. Install one below 2: pip install "numpy<2"'
-        )
+def check_numpy(numpy_version: str, release: str | None) -> None:
+    """Raise ServerSetupError for a numpy whose arrays the server's Python stub would pass on empty; see
+    `numpy_refusal`."""
+    if refusal := numpy_refusal(numpy_version, release):
+        raise ServerSetupError(refusal)
 
 
 def libpython_folder() -> Path:
