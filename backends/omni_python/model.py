@@ -34,6 +34,9 @@ class TritonPythonModel:
     def execute(self, requests):  # type: ignore[no-untyped-def]
         return self._model.execute(requests)
 
+    def is_ready(self):  # type: ignore[no-untyped-def]
+        return self._model.is_ready()
+
     def finalize(self):  # type: ignore[no-untyped-def]
         # Triton waits for the process without a limit, and what libraries do at its end can hang: then SIGALRM ends it.
         signal.alarm(EXIT_TIMEOUT)

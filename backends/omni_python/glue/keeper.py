@@ -43,6 +43,10 @@ class KeeperModel:
         for request in requests:
             send_error(request.get_response_sender(), self._refusal)
 
+    def is_ready(self) -> bool:
+        """It has nothing to serve, and is no reason to stop this host's stages from serving."""
+        return True
+
     def _wish_restart(self, process: str, why: str) -> None:
         if not self._keeper.serves(process):
             wish_restart(self._directory, self._pipeline, why)

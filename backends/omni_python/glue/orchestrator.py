@@ -96,6 +96,10 @@ class Orchestrator:
                 self._refused[refusal.code] += 1
                 send_error(sender, refusal)
 
+    def is_ready(self) -> bool:
+        """Whether the whole pipeline can serve; see `Coordinator.is_ready`."""
+        return self._coordinator.is_ready()
+
     def _record_order(self, parsed: ParsedRequest) -> RecordOrder:
         spec = self._coordinator.spec
         stages = [stage for stages in spec.stages.values() for stage in stages]

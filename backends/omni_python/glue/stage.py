@@ -1,7 +1,9 @@
 """The model of one stage process.
 
 Triton starts and ends the process, and brings recordings to be replayed. The pipeline's requests come over the
-process's own socket: calls through Triton (BLS) cost more, and hang where the process has died.
+process's own socket: calls through Triton (BLS) cost more, and hang where the process has died. So there is no call
+that a request could leave running, and nothing for the `cancel()` that such calls have since 25.04: a request that ends
+early is dropped by an `AbortMessage`, on every server.
 """
 
 from __future__ import annotations
@@ -54,6 +56,10 @@ class StageModel:
     def execute(self, requests: Sequence[Any]) -> None:
         for request in requests:
             self._replays.execute(request, pb_utils.get_input_tensor_by_name(request, "recording"))
+
+    def is_ready(self) -> bool:
+        """Whether this process can serve its pipeline; see `StageProcess.is_ready`."""
+        return self._process.is_ready()
 
     def finalize(self) -> None:
         self._process.drain(DRAIN_TIMEOUT)

@@ -164,6 +164,11 @@ class Coordinator:
         """Whether a replica of the process is there."""
         return self._registry.serves(process)
 
+    def is_ready(self) -> bool:
+        """Whether requests of every kind are taken and can be served: of each process, on whatever host, a replica is
+        there that is not leaving. Any thread; takes no lock and returns at once."""
+        return not (self._requests.closed or self._members.closed) and self._registry.serves_all()
+
     def check_room(self) -> bool:
         """Whether a request could start at once. Raises `Unavailable` where `submit` would: before work is put into one
         that cannot be taken."""

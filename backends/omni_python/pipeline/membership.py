@@ -83,6 +83,7 @@ class Membership:
         self._peers: dict[str, list[Peer]] = {}  # by stage
         self._former: dict[tuple[str, int], Peer] = {}  # by process and replica: those that the last coordinator knew
         self._dead: set[int] = set()  # epochs of processes that were replaced
+        self._is_leaving = False
         self._released = threading.Event()
         self._deaths = DeathWatch()
         self._thread = threading.Thread(target=self._stay_registered, name="omni-register", daemon=True)
@@ -91,6 +92,11 @@ class Membership:
     def coordinator(self) -> int:
         """The epoch of the coordinator whose requests run here; 0 for none."""
         return self._view[0]
+
+    @property
+    def is_registered(self) -> bool:
+        """Whether a coordinator knows of this process, and may send it new requests."""
+        return self._view[0] != 0 and not self._is_leaving
 
     def start(self) -> None:
         self._thread.start()
@@ -102,6 +108,7 @@ class Membership:
     def leave(self, timeout: float) -> None:
         """Get nothing new, and wait until the coordinator's running requests need this process no more, at most
         `timeout` seconds."""
+        self._is_leaving = True
         if not self.tell_overseers(LeaveMessage(self._endpoint.epoch)):
             return
         end = time.monotonic() + timeout

@@ -114,6 +114,11 @@ class Registry:
         with self._changed:
             return any(peer.epoch not in self._retired for peer in self._of(process))
 
+    def serves_all(self) -> bool:
+        """Whether `serves` holds for every process. Takes no lock: each look at what is shared is a single step."""
+        peers = list(self._peers.values())
+        return {peer.process for peer in peers if peer.epoch not in self._retired} == self._stages.keys()
+
     def missing(self, processes: Collection[str]) -> list[str]:
         """Those of `processes` of which no replica is registered."""
         return sorted(process for process in processes if not self.serves(process))

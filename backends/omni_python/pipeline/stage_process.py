@@ -63,6 +63,7 @@ class StageProcess:
         self.replica = replica
         self.stages: dict[str, Stage] = {}
         self._directory = directory
+        self._is_broken = False
         network = None if place is None else place.network
         self._endpoint = Endpoint(
             directory,
@@ -123,6 +124,11 @@ class StageProcess:
         """By relay: slots out, and how often a payload waited for one or went beside the pool."""
         return self._carrier.stats()
 
+    def is_ready(self) -> bool:
+        """Whether this process can be given requests: a coordinator knows of it, it is not leaving, and its schedulers
+        can go on. Any thread; takes no lock and returns at once."""
+        return self._membership.is_registered and not self._is_broken
+
     def start(self) -> None:
         for stage in self.stages.values():
             stage.start()
@@ -149,6 +155,7 @@ class StageProcess:
 
     def _give_up(self, reason: str) -> None:
         """A scheduler cannot go on, so the process has to end: the coordinator does it, and tells its requests why."""
+        self._is_broken = True
         log.critical("process %s ends: %s", self.process, reason)
         self._membership.tell_overseers(BrokenMessage(self._endpoint.epoch, reason))
         time.sleep(BROKEN_GRACE)

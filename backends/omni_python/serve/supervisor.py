@@ -147,7 +147,7 @@ class Supervisor:
         server_fd = os.pidfd_open(server.process.pid)
         try:
             while not (self._stopping() or self._gave_up or server.has_exited()):
-                if not ready and server.is_ready():
+                if not ready and server.has_loaded():
                     ready = True
                     health.begin()
                     self._start_s = self._start_s or time.monotonic() - start

@@ -253,12 +253,20 @@ class TritonServer:
         status, _ = self._http("GET", "/v2/health/ready")
         return status == 200 and self._answers()
 
+    def has_loaded(self) -> bool:
+        """Whether all models are loaded. Servers from 26.04 on are `is_ready` only once their models say so themselves,
+        too: an orchestrator when the processes of its pipeline are there, those of other hosts among them."""
+        if self.is_ready():
+            return True
+        index = self._index()
+        return bool(index) and self._answers() and all(_is_loaded(model) for model in index)
+
     def is_live(self) -> bool:
         """Whether the process answers at all."""
         return self._http("GET", "/v2/health/live", _LIVE_TIMEOUT_S)[0] is not None
 
     def is_model_ready(self, model: str) -> bool:
-        """Triton's word on it; a model whose stub died stays ready."""
+        """Triton's word on it; up to 25.12 a model whose stub died stays ready."""
         return self._http("GET", f"/v2/models/{model}/ready")[0] == 200
 
     def load(self, model: str) -> None:
@@ -331,14 +339,14 @@ class TritonServer:
         return status == 200 and json.loads(body).get("name") == self.name
 
     def _failed_models(self) -> list[str]:
+        return [f"{model['name']}: {model['reason']}" for model in self._index() if _has_failed(model)]
+
+    def _index(self) -> list[dict[str, str]]:
+        """Name, state and reason of all models; those that nobody has asked to load have but a name. [] where the
+        server does not tell."""
         status, body = self._http("POST", "/v2/repository/index")
-        if status != 200:
-            return []
-        return [
-            f"{model['name']}: {model['reason']}"
-            for model in json.loads(body)
-            if model.get("state") == "UNAVAILABLE" and model.get("reason", "unloaded") != "unloaded"
-        ]
+        models: list[dict[str, str]] = json.loads(body) if status == 200 else []
+        return models
 
     def _http(self, method: str, path: str, timeout_s: float = 5.0) -> tuple[int | None, bytes]:
         """Status and body; None where the server does not answer (yet)."""
@@ -349,6 +357,15 @@ class TritonServer:
                 return response.status, response.read()
             except (OSError, http.client.HTTPException):
                 return None, b""
+
+
+def _has_failed(model: dict[str, str]) -> bool:
+    return model.get("state") == "UNAVAILABLE" and model.get("reason", "unloaded") != "unloaded"
+
+
+def _is_loaded(model: dict[str, str]) -> bool:
+    """Or is not to be."""
+    return model.get("state", "READY") in ("READY", "UNAVAILABLE") and not _has_failed(model)
 
 
 @contextlib.contextmanager
