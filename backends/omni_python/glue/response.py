@@ -12,6 +12,7 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 from omni_python.glue.request import ParsedRequest
+from omni_python.glue.server_features import TAKES_RESPONSE_PARAMETERS
 from omni_python.proto.errors import ErrorCode, OmniError, Unavailable
 from omni_python.proto.info import PipelineInfo, encode_info
 from omni_python.proto.payload import AudioOutput, Payload, TextOutput
@@ -162,7 +163,7 @@ class TritonSink:
             if self._audio_end is not None:
                 samples = np.concatenate([*self._audio, np.empty(0, np.float32)])
                 tensors += self._content(AudioOutput(samples, self._sample_rate), even_if_empty=True)
-        response = pb_utils.InferenceResponse(tensors + self._ending())
+        response = self._last_response(tensors + self._ending(), trace=trace)
         with self._ending_lock:
             self._ended = True
             self._sender.send(response, flags=_FINAL)
@@ -172,7 +173,7 @@ class TritonSink:
         with self._ending_lock:
             self._ended = True
             if self._stream and (self._text_end is not None or self._audio_end is not None):
-                self._sender.send(pb_utils.InferenceResponse(self._ending(failed=True)))
+                self._sender.send(self._last_response(self._ending(failed=True), failed=True))
             send_error(self._sender, error)
 
     def _collect(self, payload: Payload) -> None:
@@ -193,12 +194,34 @@ class TritonSink:
             return [_bytes("audio_base64", base64.b64encode(data)), rate]
         return []
 
-    def _ending(self, failed: bool = False) -> list[pb_utils.Tensor]:
+    def _last_response(
+        self, tensors: list[pb_utils.Tensor], failed: bool = False, trace: Trace | None = None
+    ) -> pb_utils.InferenceResponse:
+        """Where this server takes them, with parameters: what gateways and logs on the way want to know of an answer,
+        without reading tensors, whatever outputs its client has asked for. Those that are outputs, too, have the same
+        names and values, since HTTP's `generate` puts both into one object."""
+        if not TAKES_RESPONSE_PARAMETERS:
+            return pb_utils.InferenceResponse(tensors)
+        parameters: dict[str, str | int] = {
+            "finish_reason": self._finish_reason(failed),
+            "usage": _json(self._usage(failed)).decode(),
+        }
+        if self._text_end is not None:
+            parameters["num_input_tokens"] = self._text_end.num_input_tokens
+            parameters["num_output_tokens"] = self._text_end.num_output_tokens
+        if trace is not None:
+            parameters["trace_id"] = trace.trace_id
+        return pb_utils.InferenceResponse(tensors, parameters=parameters)
+
+    def _finish_reason(self, failed: bool) -> str:
         text, audio = self._text_end, self._audio_end
-        reason = "error" if failed else (text and text.finish_reason) or (audio and audio.finish_reason) or "stop"
+        return "error" if failed else (text and text.finish_reason) or (audio and audio.finish_reason) or "stop"
+
+    def _ending(self, failed: bool = False) -> list[pb_utils.Tensor]:
+        text = self._text_end
         tensors = []
         if "finish_reason" in self._wanted:
-            tensors.append(_bytes("finish_reason", reason))
+            tensors.append(_bytes("finish_reason", self._finish_reason(failed)))
         if text is not None:
             for name, count in (
                 ("num_input_tokens", text.num_input_tokens),
