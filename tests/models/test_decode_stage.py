@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from omni_python.models.loading.tokenizer import load_tokenizer
 from omni_python.models.qwen3_omni.merge import merge_for_thinker
 from omni_python.models.qwen3_omni.payloads import AudioEmbeds, Preprocessed, VisionEmbeds
-from omni_python.models.qwen3_omni.tiny import ASSETS
+from omni_python.models.qwen3_omni.tiny_config import ASSETS
 from omni_python.models.text.decode import DecodeScheduler
 from omni_python.models.text.detokenizer import Detokenizer, StopStrings, TokenBytes
 from omni_python.models.text.payloads import AnswerToken, DecodeStart, ThinkerResult

@@ -39,6 +39,7 @@ from omni_python.models.qwen3_omni.talker_prompt import TalkerTokens
 from omni_python.models.qwen3_omni.talker_runner import TalkerModelRunner
 from omni_python.models.qwen3_omni.thinker import load_thinker
 from omni_python.models.qwen3_omni.thinker_runner import ThinkerModelRunner
+from omni_python.models.qwen3_omni.tiny_config import Dimensions
 from omni_python.models.text.detokenizer import TokenBytes
 from omni_python.models.text.options import GenerationOptions
 from omni_python.models.text.payloads import AnswerToken
@@ -57,7 +58,7 @@ def inference() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("fused")
-    size = tiny.Dimensions(thinker_layers=2, talker_layers=2, code_predictor_layers=1, accept_layer=1)
+    size = Dimensions(thinker_layers=2, talker_layers=2, code_predictor_layers=1, accept_layer=1)
     seed = secrets.randbelow(2**31)
     print("checkpoint seed", seed)
     tiny.build(out, size, seed=seed)

@@ -20,6 +20,7 @@ from omni_python.models.qwen3_omni import tiny
 from omni_python.models.qwen3_omni.config import Qwen3OmniSpeechPipelineConfig
 from omni_python.models.qwen3_omni.payloads import AudioEmbeds, ThinkerInput, VisionEmbeds
 from omni_python.models.qwen3_omni.preprocess import Preprocessor
+from omni_python.models.qwen3_omni.tiny_config import with_token_ids
 from omni_python.proto.payload import AudioOutput, TextOutput
 from omni_python.proto.request import AudioPart, ContentPart, ImagePart, Message, OmniRequest, TextPart
 from tests.models.tiny_model import Conversation, Generation, hf_generate, hf_model
@@ -53,7 +54,7 @@ def narrowed(published: dict[str, Any]) -> dict[str, Any]:
     talker["code_predictor_config"] |= {"layer_types": ["full_attention"] * 2}
     config["code2wav_config"] |= {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
     config["code2wav_config"] |= {"num_key_value_heads": 2, "intermediate_size": 64, "decoder_dim": 32}
-    return tiny.with_token_ids(config)
+    return with_token_ids(config)
 
 
 @pytest.fixture(scope="module")

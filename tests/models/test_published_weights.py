@@ -29,6 +29,7 @@ from omni_python.models.qwen3_omni.encoders import AudioEncoder, VisionEncoder
 from omni_python.models.qwen3_omni.preprocess import Preprocessor
 from omni_python.models.qwen3_omni.talker import load_talker
 from omni_python.models.qwen3_omni.thinker import load_thinker
+from omni_python.models.qwen3_omni.tiny_config import ASSETS
 from omni_python.models.qwen3_omni.weights import decoder_config
 
 PUBLISHED = Path(__file__).parent / "published_config.json"
@@ -118,7 +119,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("published")
     shutil.copyfile(PUBLISHED, out / "config.json")
     for name in ("tokenizer.json", "chat_template.jinja"):
-        shutil.copyfile(tiny.ASSETS / name, out / name)
+        shutil.copyfile(ASSETS / name, out / name)
     tiny.write_settings(out)
     shards: dict[str, dict[str, Shape]] = defaultdict(dict)
     for name, shape in published_shapes().items():

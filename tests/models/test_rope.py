@@ -11,13 +11,13 @@ import pytest
 import torch
 
 from omni_python.layers.rope_index import RopeIndex
-from omni_python.models.qwen3_omni import tiny
 from omni_python.models.qwen3_omni.features import audio_tokens
 from omni_python.models.qwen3_omni.prompt import PromptBuilder, VideoSpan
+from omni_python.models.qwen3_omni.tiny_config import Dimensions, tiny_config
 from tests.models.tiny_model import checkpoint
 from tests.oracle.cases import CASES, load_case
 
-CONFIG = tiny.tiny_config(tiny.Dimensions())
+CONFIG = tiny_config(Dimensions())
 
 
 @cache

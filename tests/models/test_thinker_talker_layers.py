@@ -17,6 +17,7 @@ from omni_python.models.qwen3_omni import tiny
 from omni_python.models.qwen3_omni.architecture import model_config
 from omni_python.models.qwen3_omni.talker import Talker, load_talker
 from omni_python.models.qwen3_omni.thinker import Thinker, load_thinker
+from omni_python.models.qwen3_omni.tiny_config import Dimensions
 from omni_python.models.qwen3_omni.weights import fill
 from tests.models.tiny_model import conversation, hf_model, hf_prompt
 
@@ -33,7 +34,7 @@ def inference() -> Iterator[None]:
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Weights that no test has seen before, of other dimensions than the usual ones."""
     out = tmp_path_factory.mktemp("fresh")
-    size = tiny.Dimensions(thinker_layers=3, talker_layers=2, experts=5, experts_per_token=3, code_groups=17)
+    size = Dimensions(thinker_layers=3, talker_layers=2, experts=5, experts_per_token=3, code_groups=17)
     seed = secrets.randbelow(2**31)
     print("checkpoint seed", seed)
     tiny.build(out, size, seed=seed)

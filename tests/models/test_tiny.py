@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from omni_python.commands import checkpoint as command
 from omni_python.models.loading.checkpoint import CheckpointError, checkpoint_hash, load_config, read_tensors
 from omni_python.models.qwen3_omni import tiny
+from omni_python.models.qwen3_omni.tiny_config import Dimensions, tiny_config
 
 
 @pytest.fixture(scope="module")
@@ -45,8 +46,8 @@ def test_hugging_face_loads_every_tensor(checkpoint: Path) -> None:
 
 
 def test_dimensions_change_the_structure(tmp_path: Path) -> None:
-    size = tiny.Dimensions(thinker_layers=2, experts=6, code_groups=16, vision_layers=4, deepstack_layers=(1, 2, 3))
-    shapes = tiny.tensor_shapes(tiny.tiny_config(size))
+    size = Dimensions(thinker_layers=2, experts=6, code_groups=16, vision_layers=4, deepstack_layers=(1, 2, 3))
+    shapes = tiny.tensor_shapes(tiny_config(size))
     assert "thinker.model.layers.1.mlp.experts.5.gate_proj.weight" in shapes
     assert "thinker.model.layers.2.input_layernorm.weight" not in shapes
     assert "talker.code_predictor.lm_head.14.weight" in shapes
