@@ -3,19 +3,31 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
 
-from omni_python.serve.triton_server import free_ports
+
+def lasting_ports(count: int) -> list[int]:
+    """Free ports that stay free while their server is away: none of those that the kernel gives to connections."""
+    first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    found: set[int] = set()
+    while len(found) < count:
+        port = random.randrange(min(10_000, first - 1000), first)
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            found.add(port)
+    return list(found)
 
 
 @dataclass
@@ -25,9 +37,9 @@ class Serving:
     repository: Path
     log: Path
     arguments: Sequence[str] = ()
-    ports: list[int] = field(default_factory=lambda: free_ports("127.0.0.1", [0, 0, 0]))
+    ports: list[int] = field(default_factory=lambda: lasting_ports(3))
     start_timeout: float = 100.0
-    _groups: set[int] = field(default_factory=set)
+    _servers: set[int] = field(default_factory=set)  # all that were seen; each leads a group, which its stubs share
 
     def __enter__(self) -> Serving:
         self.start()
@@ -81,18 +93,21 @@ class Serving:
     def family(self) -> list[psutil.Process]:
         """Every living process below `omni serve`."""
         children = psutil.Process(self.process.pid).children(recursive=True)
-        return [child for child in children if child.is_running() and child.status() != psutil.STATUS_ZOMBIE]
+        living = [child for child in children if child.is_running() and child.status() != psutil.STATUS_ZOMBIE]
+        for child in living:
+            with suppress(psutil.NoSuchProcess):
+                if "tritonserver" in child.name():
+                    self._servers.add(child.pid)
+        return living
 
     def server(self) -> psutil.Process:
-        server = next(child for child in self.family() if "tritonserver" in child.name())
-        self._groups.add(server.pid)  # it leads a process group, which its stubs share
-        return server
+        return next(child for child in self.family() if "tritonserver" in child.name())
 
     def orphans(self) -> list[int]:
-        """The living processes of those that `server` has ever returned, and of their stubs, that nobody looks after:
-        a stub whose server is gone is no child of `omni serve`."""
+        """The living processes of all servers that were seen, and of their stubs, that nobody looks after: a stub whose
+        server is gone is no child of `omni serve`."""
         looked_after = {child.pid for child in self.family()}
-        return [pid for pid in psutil.pids() if _group_of(pid) in self._groups and pid not in looked_after]
+        return [pid for pid in psutil.pids() if _group_of(pid) in self._servers and pid not in looked_after]
 
     def stub(self, model: str, timeout: float = 60.0) -> psutil.Process:
         """A model's process, as soon as there is one."""
@@ -124,9 +139,9 @@ class Serving:
     def directories(self) -> list[Path]:
         """Socket directories of this server and of those that it had before."""
         base = Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir())
-        mine = {str(child.pid) for child in self.family()}
+        self.family()
         found = base.glob(f"omni-{os.getuid()}-*-*")
-        return [path for path in found if path.name.split("-")[2] in mine or not _runs(path.name.split("-")[2])]
+        return [path for path in found if int(path.name.split("-")[2]) in self._servers]
 
 
 def name_of(process: psutil.Process) -> str:
@@ -144,7 +159,3 @@ def _group_of(pid: int) -> int:
         return os.getpgid(pid) if running else 0
     except (psutil.NoSuchProcess, ProcessLookupError):
         return 0
-
-
-def _runs(pid: str) -> bool:
-    return Path(f"/proc/{pid}").exists()
