@@ -8,7 +8,7 @@ import time
 import torch
 
 from omni_python.proto.errors import OmniError
-from tests.relay.test_conformance import open_parent
+from tests.relay.processes import open_parent
 
 SECONDS = 2_000_000_000
 """Cycles of the GPU: about a second."""
