@@ -257,7 +257,7 @@ def bare_messages(report: Report, directory: Path) -> None:
         receive.recv()
         return time.perf_counter() - start
 
-    report.measure("messages alone", 300, once, 2000)
+    report.measure("bare ZMQ messages", 300, once, 2000)
     send.send(b"")
     child.wait()
     context.destroy()
@@ -418,7 +418,7 @@ def main() -> None:
         if args.triton:
             report.attempt("tritonserver", partial(in_triton, report, gpus))
         elif gpus:
-            report.attempt("messages alone", partial(bare_messages, report, directory))
+            report.attempt("bare ZMQ messages", partial(bare_messages, report, directory))
             if gpus[0] == gpus[1]:
                 report.attempt("torch", partial(torch_ipc, report, directory, gpus))
             else:
@@ -426,7 +426,7 @@ def main() -> None:
             for way in ("cuda_shm", "nixl_cuda", *(("nccl_cuda",) if gpus[0] != gpus[1] else ())):
                 report.attempt(way, partial(on_gpus, report, directory, way, pool, gpus))
         else:
-            report.attempt("messages alone", partial(bare_messages, report, directory))
+            report.attempt("bare ZMQ messages", partial(bare_messages, report, directory))
             for backend in args.backends:
                 report.attempt(backend, partial(on_host, report, directory, backend, pool))
     report.print_table()
