@@ -9,14 +9,13 @@ from __future__ import annotations
 import argparse
 import gc
 import json
-import statistics
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
+from gpu_measures import DEVICE, copy_bandwidth, events, graph_of, wall
 
 from omni_python.layers.decoder import Decoder
 from omni_python.layers.fused_decoder import MAX_ROWS, FusedDecoder
@@ -29,7 +28,6 @@ from omni_python.models.qwen3_omni.talker_runner import TalkerModelRunner, Talke
 from omni_python.models.qwen3_omni.thinker import Thinker
 from omni_python.proto.sampling import SamplingParams
 
-DEVICE = "cuda:0"
 TALKER = {"temperature": 0.9, "top_k": 50, "repetition_penalty": 1.05, "max_tokens": 4096, "ignore_eos": True}
 
 
@@ -254,65 +252,6 @@ def active_bytes(decoder: Decoder) -> int:
 
 def matrix_bytes(module: torch.nn.Module) -> int:
     return sum(weight.numel() * weight.element_size() for weight in module.parameters())
-
-
-def copy_bandwidth() -> float:
-    source = torch.empty(2**30, device=DEVICE, dtype=torch.uint8).random_()
-    target = torch.empty_like(source)
-    return 2 * 2**30 / (events(lambda: target.copy_(source), 20) / 1e3)
-
-
-def wall(step: Callable[[], None], steps: int) -> float:
-    """Median milliseconds from the end of one step to the end of the next; a step waits for its result."""
-    for _ in range(5):
-        step()
-    times = []
-    for _ in range(steps):
-        start = time.perf_counter()
-        step()
-        times.append((time.perf_counter() - start) * 1e3)
-    return statistics.median(times)
-
-
-def events(run: Callable[[], Any], repeats: int = 50) -> float:
-    """Median milliseconds on the device."""
-    for _ in range(3):
-        run()
-    times = []
-    for _ in range(repeats):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        run()
-        end.record()
-        torch.cuda.synchronize()
-        times.append(begin.elapsed_time(end))
-    return statistics.median(times)
-
-
-def graph_of(run: Callable[[], Any]) -> Callable[[], None]:
-    with side_stream():
-        run()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        run()
-    return graph.replay
-
-
-@contextmanager
-def side_stream() -> Iterator[None]:
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        yield
-    torch.cuda.current_stream().wait_stream(stream)
-
-
-def kernels_of(run: Callable[[], Any]) -> int:
-    """How many kernels, copies and fills a run is for the device."""
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as recorded:
-        run()
-        torch.cuda.synchronize()
-    return sum(event.device_type == torch.autograd.DeviceType.CUDA for event in recorded.events() or ())
 
 
 def profile(run: Callable[[], Any], path: Path) -> None:

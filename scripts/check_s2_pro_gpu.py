@@ -22,8 +22,8 @@ import torch
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "backends")]
 
-from bench_talker_step import events, graph_of, kernels_of  # noqa: E402
 from drive_stages import started, stopped, taken, voiced  # noqa: E402
+from gpu_measures import events, graph_of, kernels_of  # noqa: E402
 from tests.models.fish_s2_pro.published import published_config  # noqa: E402
 from tests.oracle.fish_s2_pro_reference import FRAME, RATE, Reference  # noqa: E402
 
