@@ -16,7 +16,7 @@ FRACTION = "total_gpu_memory_fraction"
 # (change, paths of all problems, phrase in the first message)
 FIELDS: list[tuple[dict[str, Any], list[str], str]] = [
     ({"model_path": REMOVED}, ["model_path"], "is required"),
-    ({"model_path": ""}, ["model_path"], "at least 1 character"),
+    ({"model_path": ""}, ["model_path"], "must not be empty"),
     ({"model_path": "  "}, ["model_path"], "Hugging Face model id"),
     ({"model_path": 3}, ["model_path"], "must be a string, not 3"),
     ({"name": "a/b"}, ["name"], "letters, digits"),
@@ -32,6 +32,11 @@ FIELDS: list[tuple[dict[str, Any], list[str], str]] = [
     ({"endpoints": {"base_path": "run"}}, ["endpoints.base_path"], "absolute path"),
     ({"endpoints": {"base_path": "/" + "x" * 48}}, ["endpoints.base_path"], "at most 48 bytes"),
     ({"trace": {"sample": 1.5}}, ["trace.sample"], "at most 1"),
+    ({"limits": {"deadline_s": "soon"}}, ["limits.deadline_s"], "must be a number, not 'soon'"),
+    ({"limits": {"deadline_s": None}}, ["limits.deadline_s"], "must be a number, not None"),
+    ({"limits": {"deadline_s": 0}}, ["limits.deadline_s"], "must be above 0, not 0"),
+    ({"limits": {"reload_s": float("inf")}}, ["limits.reload_s"], "must be a finite number, not inf"),
+    ({"hosts": {"a": {"address": "a" * 254}}}, ["hosts.a.address"], "at most 253 characters, not 254"),
     ({"trace": {"keep": 0}}, ["trace.keep"], "at least 1"),
     ({"trace": {"endpoint": "x"}}, ["trace.endpoint"], "did you mean 'otlp_endpoint'"),
     ({"trace": {"otlp_endpoint": "localhost:4318"}}, ["trace.otlp_endpoint"], "a URL like http://localhost:4318/v1"),

@@ -12,6 +12,9 @@ from omni_python.config.errors import Problem, did_you_mean, listed
 _EXPECTED = {
     "string_type": "a string",
     "int_type": "a whole number",
+    "float_type": "a number",
+    "float_parsing": "a number",
+    "finite_number": "a finite number",
     "bool_type": "true or false",
     "list_type": "a list",
     "dict_type": "a mapping of names to values",
@@ -71,8 +74,14 @@ def _message(details: ErrorDetails, model: type[BaseModel]) -> str:
             else ""
         )
         return f"must be {context['expected']}, not {value!r}{hint}"
+    if kind == "string_too_short":
+        return "must not be empty"
+    if kind == "string_too_long":
+        return f"must have at most {context['max_length']} characters, not {len(value)}"
+    if kind == "greater_than":
+        return f"must be above {context['gt']:g}, not {value!r}"
     if kind == "greater_than_equal":
-        return f"must be at least {context['ge']}, not {value!r}"
+        return f"must be at least {context['ge']:g}, not {value!r}"
     if kind == "less_than_equal":
-        return f"must be at most {context['le']}, not {value!r}"
+        return f"must be at most {context['le']:g}, not {value!r}"
     return details["msg"]

@@ -75,6 +75,7 @@ class EndpointsConfig(ConfigModel):
 
     @property
     def resolved_base_path(self) -> Path:
+        """`base_path`, or what stands for it."""
         return Path(self.base_path or environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir())
 
     @classmethod
@@ -120,10 +121,10 @@ class LimitsConfig(ConfigModel):
 
     max_in_flight: Annotated[StrictInt, Field(ge=1)] = 256
     max_queued: Annotated[StrictInt, Field(ge=0)] = 256
-    deadline_s: Annotated[float, Field(gt=0)] = 600.0
-    grace_s: Annotated[float, Field(ge=0)] = 10.0
-    silence_s: Annotated[float, Field(ge=3)] = 15.0
-    reload_s: Annotated[float, Field(gt=0)] = 60.0
+    deadline_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 600.0
+    grace_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 10.0
+    silence_s: Annotated[float, Field(ge=3, allow_inf_nan=False)] = 15.0
+    reload_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 60.0
     max_deaths: Annotated[StrictInt, Field(ge=0)] = 5
 
     @classmethod
