@@ -8,14 +8,13 @@ from typing import Any
 
 import pytest
 
-from omni_python.config import ConfigError, PipelineConfig, RelayConfig
+from omni_python.config import ConfigError, PipelineConfig
 from omni_python.config.resolve import (
     apply_env_defaults,
     check_imports,
     factory_kwargs,
     resolve_dotted,
     resolved_model_path,
-    resolved_relay,
 )
 from tests.config import family
 from tests.config.changes import speech_data
@@ -166,19 +165,3 @@ def test_relative_checkpoints_count_from_the_repository(tmp_path: Path) -> None:
     assert resolved("/somewhere/else") == "/somewhere/else"
     assert resolved("~/tiny") == str(Path.home() / "tiny")
     assert resolved("org/Speech-1") == "org/Speech-1"
-
-
-@pytest.mark.parametrize(
-    ("backend", "stage", "relay", "device"),
-    [
-        ("shm", "thinker", None, "cpu"),
-        ("nixl", "thinker", None, "cuda:0"),
-        ("nixl", "talker", {"device": "cuda"}, "cuda:1"),
-        ("nixl", "talker", {"device": "cpu"}, "cpu"),
-        ("nixl", "decode", None, "cpu"),
-        ("shm", "talker", {"device": "cuda:1", "credits": 7}, "cuda:1"),
-    ],
-)
-def test_relay_devices_follow_placement(backend: str, stage: str, relay: dict[str, Any] | None, device: str) -> None:
-    config = PipelineConfig(**speech_data({"relay_backend": backend, f"{stage}.relay": relay}))
-    assert resolved_relay(config, config.stage(stage)) == RelayConfig(**{**(relay or {}), "device": device})

@@ -12,7 +12,7 @@ from typing import Any
 from omni_python.config.errors import ConfigError, Problem, config_error, did_you_mean, listed
 from omni_python.config.memory import MEMORY_FRACTION
 from omni_python.config.placement import stage_arguments
-from omni_python.config.schema import PipelineConfig, RelayConfig, StageConfig
+from omni_python.config.schema import PipelineConfig, StageConfig
 
 
 def resolve_dotted(dotted: str, where: str) -> Callable[..., Any]:
@@ -158,14 +158,3 @@ def resolved_model_path(config: PipelineConfig, repository: Path) -> str:
     if config.model_path.startswith(("./", "../")) or local.exists():
         return str(local.resolve())
     return config.model_path
-
-
-def resolved_relay(config: PipelineConfig, stage: StageConfig) -> RelayConfig:
-    """The stage's relay with its device filled in: "cpu", or "cuda:N" for a stage on a GPU whose backend is not shm."""
-    relay = stage.relay or RelayConfig()
-    device = relay.device
-    if device is None:
-        device = "cuda" if stage.gpus and config.relay_backend != "shm" else "cpu"
-    if device == "cuda":
-        device = f"cuda:{stage.gpus[0]}"
-    return relay.model_copy(update={"device": device})
