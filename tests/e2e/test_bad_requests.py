@@ -67,7 +67,7 @@ def nothing_is_held(server: TritonServer) -> Iterator[None]:
         ({"messages": [{"role": "user", "content": [{"type": "smell"}]}]}, r"messages: .*smell"),
         ({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}, r"role user"),
         ({"messages": [{"role": "user", "content": "hi", "mood": 1}]}, r"unknown field `mood`"),
-        ({"text": "word " * 80_000}, r"the prompt has at least \d+ tokens; the context holds 65536"),
+        ({"text": "word " * 80_000}, r"the prompt has \d+ tokens; the context holds 65536"),
     ],
     ids=str,
 )

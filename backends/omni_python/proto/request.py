@@ -59,6 +59,15 @@ class Message(msgspec.Struct, frozen=True):
     role: str
     content: list[ContentPart]
 
+    @property
+    def text(self) -> str:
+        """Of all its text parts, one after the other."""
+        return "".join(part.text for part in self.content if isinstance(part, TextPart))
+
+    @property
+    def has_media(self) -> bool:
+        return not all(isinstance(part, TextPart) for part in self.content)
+
 
 def numbered_parts(messages: Sequence[Message]) -> Iterator[tuple[str, ContentPart]]:
     """Every part in order, with the words by which an error tells where it is: "messages[0].content[1]"."""
@@ -83,4 +92,4 @@ class OmniRequest(Payload):
 
     @property
     def has_media(self) -> bool:
-        return any(type(part) is not TextPart for message in self.messages for part in message.content)
+        return any(message.has_media for message in self.messages)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -15,6 +14,7 @@ from omni_python.models.fish_s2_pro.codec_checkpoint import load_encoder
 from omni_python.models.fish_s2_pro.info import OWN_VOICE, SAMPLE_RATE
 from omni_python.models.fish_s2_pro.payloads import SpeechPrompt
 from omni_python.models.fish_s2_pro.prompt import PromptBuilder, Voice
+from omni_python.models.text.options import fitted
 from omni_python.preprocessing.audio import read_audio
 from omni_python.preprocessing.media.loader import MediaLoader
 from omni_python.proto.errors import InvalidArgument
@@ -52,21 +52,16 @@ class Preprocessor:
         _check(request)
         sampling, transcript = _parameters(request.sampling)
         *before, last = self._media.load(request).messages
-        text = _text(last)
+        text = last.text
         if not text.strip():
             raise InvalidArgument("the text to speak is empty")
         voices = self._voices(before, last, transcript)
         tokens, codes = self._prompt(text, voices)
-        room = self._config.context - len(tokens)
-        if room < 1:
-            raise InvalidArgument(f"the prompt has {len(tokens)} tokens; the context holds {self._config.context}")
-        if sampling.max_tokens > room:
-            sampling = msgspec.structs.replace(sampling, max_tokens=room)
-        return SpeechPrompt(tokens, codes, sampling, request.stream)
+        return SpeechPrompt(tokens, codes, fitted(sampling, len(tokens), self._config.context), request.stream)
 
     def _voices(self, before: list[Message], last: Message, transcript: str) -> list[Voice]:
         sounds: list[tuple[list[AudioPart], str, str]] = [
-            (_sounds(message), _text(message), "in the system message") for message in before
+            (_sounds(message), message.text, "in the system message") for message in before
         ]
         sounds.append((_sounds(last), transcript, f"as the parameter {TRANSCRIPT!r}"))
         seconds, voices = self._seconds, []
@@ -124,10 +119,6 @@ def _parameters(given: dict[str, Any]) -> tuple[SamplingParams, str]:
     if given.get("stop"):
         raise InvalidArgument("sampling_parameters: speech has no stop strings")
     return DEFAULTS.override(given, "sampling_parameters"), transcript
-
-
-def _text(message: Message) -> str:
-    return "".join(part.text for part in message.content if isinstance(part, TextPart))
 
 
 def _sounds(message: Message) -> list[AudioPart]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import torch
 
 from omni_python.models.media.pieces import joined
@@ -15,7 +14,7 @@ from omni_python.models.ming_omni.media import Media, MediaReader
 from omni_python.models.ming_omni.payloads import ChatPrompt, Clips, Pictures, ReadRequest
 from omni_python.models.ming_omni.prompt import ThinkerPrompt
 from omni_python.models.ming_omni.voices import default_voice, voice_names
-from omni_python.models.text.options import OptionReader, check_messages, default_sampling
+from omni_python.models.text.options import OptionReader, check_messages, default_sampling, fitted
 from omni_python.preprocessing.image import MAX_PIXELS
 from omni_python.preprocessing.media.loader import MediaLoader
 from omni_python.proto.errors import InvalidArgument, Unsupported
@@ -66,13 +65,7 @@ class Preprocessor:
         messages = self._media.load(request).messages
         media = self._reader.read(messages)
         input_ids = self._prompt(messages, media.texts)
-        room = self._context - len(input_ids)
-        if room < 1:
-            raise InvalidArgument(
-                f"the prompt has {len(input_ids)} tokens; the context holds {self._context}, answer included"
-            )
-        if options.thinker.max_tokens > room:
-            options.thinker = msgspec.structs.replace(options.thinker, max_tokens=room)
+        options.thinker = fitted(options.thinker, len(input_ids), self._context)
         grids = [piece.grid for piece in media.pictures]
         sizes = [(rows // self._merge, columns // self._merge) for steps, rows, columns in grids for _ in range(steps)]
         prompt = ChatPrompt(input_ids, *self._prompt.positions(input_ids, sizes), options)

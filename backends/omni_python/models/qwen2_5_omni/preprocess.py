@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import msgspec
-
 from omni_python.models.loading.checkpoint import load_config
 from omni_python.models.qwen2_5_omni.features import MediaLimits, MediaReader
 from omni_python.models.qwen2_5_omni.info import context, default_voice
 from omni_python.models.qwen2_5_omni.payloads import Question
 from omni_python.models.qwen2_5_omni.prompt import PromptBuilder
 from omni_python.models.qwen2_5_omni.voices import load_voices
-from omni_python.models.text.options import OptionReader, check_messages, default_sampling
+from omni_python.models.text.options import OptionReader, check_messages, default_sampling, fitted
 from omni_python.preprocessing.image import MAX_PIXELS
 from omni_python.preprocessing.media.loader import MediaLoader
-from omni_python.proto.errors import InvalidArgument
 from omni_python.proto.request import Message, OmniRequest, TextPart
 from omni_python.proto.sampling import SamplingParams
 
@@ -56,11 +53,5 @@ class Preprocessor:
         features = self._reader.features(media)
         heard = [] if features is None or features.audio_lengths is None else features.audio_lengths.tolist()
         ids = self._prompt.expand(text, media, heard)
-        room = self._context - len(ids)
-        if room < 1:
-            raise InvalidArgument(
-                f"the prompt has {len(ids)} tokens; the context holds {self._context}, answer included"
-            )
-        if options.thinker.max_tokens > room:
-            options.thinker = msgspec.structs.replace(options.thinker, max_tokens=room)
+        options.thinker = fitted(options.thinker, len(ids), self._context)
         return Question(ids, *self._prompt.positions(ids, features), options, features)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import msgspec
 import numpy as np
 import torch
 
@@ -18,7 +17,7 @@ from omni_python.models.qwen3_omni.info import context, default_voice, voices
 from omni_python.models.qwen3_omni.limits import RequestLimits
 from omni_python.models.qwen3_omni.payloads import AudioInput, Preprocessed, Prompt, VisionInput
 from omni_python.models.qwen3_omni.prompt import PromptBuilder, VideoSpan
-from omni_python.models.text.options import OptionReader, check_messages, default_sampling
+from omni_python.models.text.options import OptionReader, check_messages, default_sampling, fitted
 from omni_python.preprocessing.audio import decode_audio, read_audio
 from omni_python.preprocessing.image import decode_image
 from omni_python.preprocessing.media.loader import MediaLoader
@@ -94,12 +93,8 @@ class Preprocessor:
         vision = _vision_input(media)
         audio = self._hear(media.clips) if media.clips else None
         input_ids = self._expand(text, media, audio)
-        room = self.context - len(input_ids)
-        if room < 1:
-            raise self._too_long(len(input_ids))
+        options.thinker = fitted(options.thinker, len(input_ids), self.context)
         self._limits.check_prompt(len(input_ids))
-        if options.thinker.max_tokens > room:
-            options.thinker = msgspec.structs.replace(options.thinker, max_tokens=room)
         position_ids, rope_delta = self._positions(
             input_ids,
             vision.image_grids if vision else None,

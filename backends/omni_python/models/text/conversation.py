@@ -26,8 +26,8 @@ def render(template: ChatTemplate, messages: Sequence[Message], media_tokens: Se
 
 def _content(message: Message) -> str | list[dict[str, str]]:
     """What the template is given; a turn of mere text is a string, for some templates know no parts in such turns."""
-    if all(isinstance(part, TextPart) for part in message.content):
-        return "".join(part.text for part in message.content if isinstance(part, TextPart))
+    if not message.has_media:
+        return message.text
     return [
         {"type": "text", "text": part.text} if isinstance(part, TextPart) else {"type": _KINDS[type(part)]}
         for part in message.content

@@ -11,7 +11,7 @@ import msgspec
 
 from omni_python.models.loading.checkpoint import CheckpointError, load_json
 from omni_python.proto.errors import InvalidArgument
-from omni_python.proto.request import ROLES, Message, OmniRequest, TextPart
+from omni_python.proto.request import ROLES, Message, OmniRequest
 from omni_python.proto.sampling import SamplingParams
 
 MODALITIES = ("text", "audio")
@@ -46,7 +46,7 @@ class OptionReader:
             speech=self._wants_speech(request.modalities),
             voice=self._voice(request.voice),
             stream=request.stream,
-            echo_text=text_of(request.messages[-1]) if request.echo else "",
+            echo_text=request.messages[-1].text if request.echo else "",
         )
 
     def _wants_speech(self, modalities: list[str] | None) -> bool:
@@ -89,6 +89,17 @@ class OptionReader:
         )
 
 
+def fitted(params: SamplingParams, prompt_tokens: int, context: int) -> SamplingParams:
+    """The parameters of an answer that ends within `context` tokens, those of its prompt included.
+
+    Raises `InvalidArgument` where the prompt leaves no room for one.
+    """
+    room = context - prompt_tokens
+    if room < 1:
+        raise InvalidArgument(f"the prompt has {prompt_tokens} tokens; the context holds {context}, answer included")
+    return params if params.max_tokens <= room else msgspec.structs.replace(params, max_tokens=room)
+
+
 def check_messages(messages: Sequence[Message]) -> None:
     """Raises `InvalidArgument` for what is no conversation that a user's turn ends."""
     if not messages:
@@ -96,17 +107,13 @@ def check_messages(messages: Sequence[Message]) -> None:
     for index, message in enumerate(messages):
         if message.role not in ROLES:
             raise InvalidArgument(f"messages[{index}]: unknown role {message.role!r}; valid: {', '.join(ROLES)}")
-        if message.role != "user" and not all(isinstance(part, TextPart) for part in message.content):
+        if message.role != "user" and message.has_media:
             raise InvalidArgument(f"messages[{index}]: media are accepted in turns of the role user only")
     last = messages[-1]
     if last.role != "user":
         raise InvalidArgument(f"the last message must be of the role user, not {last.role}")
-    if not text_of(last).strip() and all(isinstance(part, TextPart) for part in last.content):
+    if not last.text.strip() and not last.has_media:
         raise InvalidArgument("the prompt is empty; give a text or media")
-
-
-def text_of(message: Message) -> str:
-    return "".join(part.text for part in message.content if isinstance(part, TextPart))
 
 
 def default_sampling(model_path: str | Path) -> SamplingParams:
