@@ -53,37 +53,42 @@ def settle(costs: Costs, rate: float, copies: Mapping[str, int], slopes: Mapping
     """The fixed point alone. `slopes` are the seconds by which a loop's step is longer with one request more, where
     that is more than its own cost. Raises `Saturated`."""
     slower = dict.fromkeys(costs.stages, Stretch())
+    quiet: dict[str, Stretch] = {}
     others: dict[str, list[Beside]] = {}
     for _ in range(_ROUNDS):
-        stations = _stations(costs, rate, copies, slower, slopes or {})
+        stations = _stations(costs, rate, copies, slower, quiet, slopes or {})
         found = Balance(stations, slower, ways(costs, stations, slower))
         before, slower = slower, {}
         for name, stage in costs.stages.items():
-            now = _beside(costs, name, found, rate, copies)
+            now = beside(costs, name, found, rate, copies)
             others[name] = _between(others.get(name, now), now)
             slower[name] = stretch(costs.devices[stage.device].cores, others[name])
+            if stage.kind == "loop" and any(costs.stages[one].device == stage.device for one in costs.streams_to(name)):
+                quiet[name] = stretch(costs.devices[stage.device].cores, _beside_idle(costs, name, found, rate, copies))
         if all(abs(slower[name].steady - before[name].steady) < _CLOSE * before[name].steady for name in slower):
             break
     return found
 
 
 def _stations(
-    costs: Costs, rate: float, copies: Mapping[str, int], slower: Mapping[str, Stretch], slopes: Mapping[str, float]
+    costs: Costs,
+    rate: float,
+    copies: Mapping[str, int],
+    slower: Mapping[str, Stretch],
+    quiet: Mapping[str, Stretch],
+    slopes: Mapping[str, float],
 ) -> dict[str, Station]:
     stations: dict[str, Station] = {}
     for name, stage in costs.stages.items():
         servers, reached, longer = copies[stage.device] * stage.workers, rate * stage.share, factor(stage, slower[name])
         fixed, per_row, largest = stage.fixed * longer, stage.per_row * longer, stage.max_batch
         if stage.kind == "loop":
-            first, steps = stage.first * longer, stage.steps
-            station = loop_station(
-                reached, first, fixed, per_row, steps, largest, servers, stage.steps_cv, slower[name]
-            )
+            first, steps, cv = stage.first * longer, stage.steps, stage.steps_cv
+            around = slower[name], quiet.get(name)
+            station = loop_station(reached, first, fixed, per_row, steps, largest, servers, cv, *around)
             if name in slopes:
                 fixed, per_row = _tilted(fixed, per_row, station.batch, slopes[name] * (1 - reached / servers * first))
-                tilted = loop_station(
-                    reached, first, fixed, per_row, steps, largest, servers, stage.steps_cv, slower[name]
-                )
+                tilted = loop_station(reached, first, fixed, per_row, steps, largest, servers, cv, *around)
                 station = replace(station, step=station.step._replace(variance=tilted.step.variance))
             stations[name] = station
         elif stage.streams_from is not None:
@@ -115,23 +120,50 @@ def _lasting(stage: StageCost, found: Station, rate: float) -> float:
     return found.step.mean if stage.kind == "queue" else found.utilisation / (rate * stage.share)
 
 
-def _beside(costs: Costs, name: str, found: Balance, rate: float, copies: Mapping[str, int]) -> list[Beside]:
-    """Who else computes on a copy of the stage's device: for the same request, too, where a stream joins two stages."""
+def beside(
+    costs: Costs, name: str, found: Balance, rate: float, copies: Mapping[str, int], *, begins: bool = False
+) -> list[Beside]:
+    """Who else computes on a copy of the stage's device: for the same request, too, where a stream joins two stages.
+    For a request that `begins` in the stage, what streams to it is at work, and what it streams to is not yet, or left
+    out where it is the work of its own steps."""
     stage = costs.stages[name]
     one = rate / copies[stage.device]
     others = at_once(stage, found.stations[name].utilisation, found.stations[name].step.mean)[1:]
     others += other_work(costs.devices[stage.device], one)
     feeder = costs.feeder(name)
-    for other, beside in costs.on(stage.device):
+    for other, beside_it in costs.on(stage.device):
         if other == name:
             continue
         station = found.stations[other]
         use = station.utilisation
-        if other in costs.streams_to(name) or name in costs.streams_to(other):
+        before, after = name in costs.streams_to(other), other in costs.streams_to(name)
+        if begins and after and beside_it.streams_from == name and beside_it.kind == "queue":
+            continue
+        if before or (after and not begins):
             theirs = found.ways[other]
-            stay, work = theirs.end.mean - theirs.ready.mean, beside.steps * found.stations[other].step.mean
+            stay, work = theirs.end.mean - theirs.ready.mean, beside_it.steps * found.stations[other].step.mean
             own = overlap(found.ways[name], theirs) * min(1.0, work / stay if stay > 0 else 0.0)
-            use = 1 - (1 - use) * (1 - own)
-        first, *rest = at_once(beside, use, _lasting(beside, station, one))
+            use = 1.0 if begins and beside_it.kind == "loop" else 1 - (1 - use) * (1 - own)
+        first, *rest = at_once(beside_it, use, _lasting(beside_it, station, one))
         others += [first._replace(feeds=other == feeder), *rest]
+    return others
+
+
+def _beside_idle(costs: Costs, name: str, found: Balance, rate: float, copies: Mapping[str, int]) -> list[Beside]:
+    """Who computes beside a loop when a request finds it idle: of what it streams to, what is left of earlier ones."""
+    stage = costs.stages[name]
+    met = found.stations[name].met
+    others = other_work(costs.devices[stage.device], rate / copies[stage.device])
+    for other, beside_it in costs.on(stage.device):
+        if other == name:
+            continue
+        station = found.stations[other]
+        use = station.utilisation
+        if other in costs.streams_to(name) and met < 1:
+            source = beside_it if beside_it.kind == "loop" else costs.stages[beside_it.streams_from or other]
+            loop = station if source is beside_it else found.stations[beside_it.streams_from or other]
+            if source.kind == "loop" and source is not stage:
+                left = max(0.0, (loop.met - met) / (1 - met))
+                use = left if source is beside_it else use * left / max(loop.utilisation, 1e-9)
+        others += at_once(beside_it, min(1.0, use), _lasting(beside_it, station, rate / copies[stage.device]))
     return others

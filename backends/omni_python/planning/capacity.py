@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -64,6 +65,11 @@ def _limit(costs: Costs, name: str) -> Limit:
 def _uses(device: Device, stages: Mapping[str, StageCost], rate: float) -> dict[str, float]:
     """The share of the time in which each stage's workers compute in full batches; 1 or more where they cannot."""
     work = {name: rate * stage.share * stage.least_work / stage.workers for name, stage in stages.items()}
+    # A loop computes whenever anybody is in it, not in full batches alone.
+    busy = {
+        name: 1 - math.exp(-rate * stage.share * stage.lone_work) if stage.kind == "loop" else 0.0
+        for name, stage in stages.items()
+    }
     use = dict(work)
     for _ in range(_ROUNDS):
         before, use = use, {}
@@ -71,8 +77,18 @@ def _uses(device: Device, stages: Mapping[str, StageCost], rate: float) -> dict[
             others = at_once(stage, before[name])[1:] + other_work(device, rate)
             for other, beside in stages.items():
                 if other != name:
-                    others += at_once(beside, before[other])
+                    others += at_once(beside, max(busy[other], min(1.0, before[other] * _smaller(stages, beside))))
             use[name] = work[name] * stretch(device.cores, others).steady
         if all(abs(use[name] - before[name]) < _CLOSE for name in use):
             break
     return use
+
+
+def _smaller(stages: Mapping[str, StageCost], beside: StageCost) -> float:
+    """By which a queue's work is more than in its largest batches, where what it gets comes with each step of a loop on
+    its device: what a full loop makes at once may be less than such a batch."""
+    source = stages.get(beside.streams_from or "")
+    if source is None or beside.kind == "loop":
+        return 1.0
+    pieces = min(beside.max_batch, max(1.0, source.max_batch * beside.steps / source.steps))
+    return beside.steps * (beside.fixed / pieces + beside.per_row) / beside.least_work

@@ -75,6 +75,12 @@ class StageCost(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
         return self.fixed + self.per_row if self.first_ms is None else self.first_ms / 1e3
 
     @property
+    def lone_work(self) -> float:
+        """Seconds of a request that comes by and has every step for itself."""
+        step = self.fixed + self.per_row
+        return self.first + (self.steps - 1) * step if self.kind == "loop" else self.steps * step
+
+    @property
     def least_work(self) -> float:
         """Seconds of a request that comes by, in the largest batches."""
         step = self.fixed / self.max_batch + self.per_row

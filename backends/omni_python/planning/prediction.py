@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 import msgspec
 
 from omni_python.planning.balance import Balance, balance, factor, settle
+from omni_python.planning.beginnings import first_output
 from omni_python.planning.capacity import device_limits, saturation
 from omni_python.planning.costs import Costs, StageCost
 from omni_python.planning.queues import Saturated
@@ -102,6 +103,11 @@ def predict(costs: Costs, rate: float, copies: Mapping[str, int], percentile: fl
         )
         for name, device in costs.devices.items()
     }
+
+    def begun(output: str, measured_ms: float | None) -> Latency | None:
+        at_rate, lone = _begun(costs, found, rate, copies, output), _begun(costs, quiet, _QUIET, copies, output)
+        return _latency(at_rate, lone, measured_ms, percentile)
+
     return Prediction(
         rate,
         sum(copies[name] * device.gpus for name, device in costs.devices.items()),
@@ -110,8 +116,8 @@ def predict(costs: Costs, rate: float, copies: Mapping[str, int], percentile: fl
         percentile,
         devices,
         {name: _figures(costs, found, copies, name) for name in costs.stages},
-        _latency(_begun(costs, found, "text"), _begun(costs, quiet, "text"), costs.alone.first_text_ms, percentile),
-        _latency(_begun(costs, found, "audio"), _begun(costs, quiet, "audio"), costs.alone.first_audio_ms, percentile),
+        begun("text", costs.alone.first_text_ms),
+        begun("audio", costs.alone.first_audio_ms),
         whole,
     )
 
@@ -199,9 +205,11 @@ def _last(costs: Costs, found: Balance) -> Mixture:
     return latest(found.ways[name].end for name in costs.stages)
 
 
-def _begun(costs: Costs, found: Balance, output: str) -> Mixture | None:
+def _begun(costs: Costs, found: Balance, rate: float, copies: Mapping[str, int], output: str) -> Mixture | None:
     """When the first stage with an output has the first of it."""
-    times = [found.ways[name].first for name, stage in costs.stages.items() if stage.output == output]
+    times = [
+        first_output(costs, found, rate, copies, name) for name, stage in costs.stages.items() if stage.output == output
+    ]
     return min(times, default=None, key=lambda time: time.mean)
 
 

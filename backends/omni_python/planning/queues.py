@@ -11,7 +11,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from omni_python.planning.iterations import poisson, to_begin
+from omni_python.planning.iterations import Company, poisson, to_begin
 from omni_python.planning.sharing import Stretch
 from omni_python.planning.spread import Spread
 from omni_python.proto.errors import InvalidArgument
@@ -54,7 +54,10 @@ class Station:
     jitter: float = 0.0
     join: float = 0.0
     delayed: float = 0.0
+    met: float = 0.0
     fed: Spread | None = None
+    company: tuple[Company, ...] = ()
+    fed_company: tuple[Company, ...] = ()
 
     def later(self, steps: float, kept: float = 1.0) -> Spread:
         """The time of `steps` steps, over which the mean step keeps a part of its variance."""
@@ -158,6 +161,7 @@ def loop_station(
     servers: int,
     cv: float,
     slower: Stretch,
+    quiet: Stretch | None = None,
 ) -> Station:
     """Continuous batching: each of `servers` keeps up to `largest` requests and computes all of them in every step,
     `fixed + running * per_row`, until each had `steps - 1`, after a first one of its own that takes `first`.
@@ -178,7 +182,7 @@ def loop_station(
     if later == 0:
         return queue_station(rate, 0.0, first, 1, servers, 0.0)
     ends = np.array([0.0, *(1 / (first + later * (fixed / r + per_row)) for r in range(1, largest + 1))])
-    chances = _birth_death(rate, ends, largest, servers)
+    chances = birth_death(rate, ends, largest, servers)
     numbers = np.arange(len(chances))
     present = float(chances @ numbers)
     waiting = float(chances @ np.maximum(numbers - largest * servers, 0))
@@ -191,7 +195,8 @@ def loop_station(
     slow = (per_row / free) ** 2 * spread
     # An iteration is a step and the first ones of those who came in the last, a Poisson number.
     jitter = iteration * one * first**2 / (1 - (one * first) ** 2) + slower.luck * iteration**2
-    wait, begin, fed = to_begin(one, first, fixed + per_row * batch, all_busy, slower, slow / iteration**2)
+    begins = to_begin(one, first, fixed + per_row * batch, all_busy, slower, slow / iteration**2, quiet)
+    wait, begin, fed = begins.wait, begins.first, begins.fed
     held_up = one * first**2 / 2 / (free * (1 - one * (first + later * per_row)))
     step = max(fixed + per_row, (stay + held_up - begin.mean) / later)
     slot = waiting / rate * (1 + cv**2) / 2
@@ -204,7 +209,10 @@ def loop_station(
         Spread(step, slow),
         jitter,
         all_busy * iteration * free,
+        met=all_busy,
         fed=None if fed is None else fed.plus(for_slot),
+        company=tuple(one._replace(time=one.time.plus(for_slot)) for one in begins.company),
+        fed_company=tuple(one._replace(time=one.time.plus(for_slot)) for one in begins.fed_company),
     )
 
 
@@ -253,7 +261,7 @@ def _backlog(chances: np.ndarray, work: np.ndarray, tick: float) -> Spread:
     return Spread.of_moments(*(float(left @ times[: len(left)] ** power) for power in (1, 2, 3)))
 
 
-def _birth_death(rate: float, ends: np.ndarray, largest: int, servers: int) -> np.ndarray:
+def birth_death(rate: float, ends: np.ndarray, largest: int, servers: int) -> np.ndarray:
     """The distribution of all requests of the replicas together."""
     chances = [1.0]
     top = 1.0

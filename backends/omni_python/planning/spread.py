@@ -61,11 +61,13 @@ class Spread(NamedTuple):
 
 
 class Part(NamedTuple):
-    """One of a mixture's times, with its probability. `waited` names the stage at which such a request had to wait."""
+    """One of a mixture's times, with its probability. `waited` names the stage at which such a request had to wait;
+    so many `others` came with it out of the last loop (None: none, and the loop was idle)."""
 
     chance: float
     time: Spread
     waited: str = ""
+    others: float | None = None
 
 
 class Mixture(NamedTuple):
@@ -81,7 +83,7 @@ class Mixture(NamedTuple):
         """As one time."""
         mean = self.mean
         variance = third = 0.0
-        for chance, time, _ in self.parts:
+        for chance, time, *_ in self.parts:
             off = time.mean - mean
             variance += chance * (time.variance + off**2)
             third += chance * (time.third + 3 * off * time.variance + off**3)
