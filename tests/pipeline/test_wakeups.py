@@ -9,12 +9,13 @@ import time
 from functools import partial
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from omni_python.models.noop.config import NoopLinePipelineConfig
-from omni_python.pipeline.answers import JOINED_BYTES, SENDS_A_TURN, AnswerThreads
+from omni_python.pipeline.answers import JOINED_BYTES, REST, SENDS_A_TURN, AnswerThreads
 from omni_python.pipeline.deadlines import DeadlineWatch
 from omni_python.pipeline.watcher import LOOKS
 from omni_python.proto.errors import Cancelled
@@ -71,6 +72,53 @@ def test_chunks_that_wait_together_are_sent_as_one() -> None:
     np.testing.assert_array_equal(speech.samples, np.concatenate(pieces))
     assert isinstance(other, AudioOutput) and other.sample_rate == 16_000 and other.samples is pieces[0]
     assert full == TextOutput("x" * (JOINED_BYTES - 1)) and rest == TextOutput("yz")
+
+
+def test_a_client_gets_no_crowd_of_small_responses() -> None:
+    now = 100.0
+    sink, other = Sink(), Sink()
+    threads = AnswerThreads(1, clock=lambda: now)
+
+    def got(of: Sink) -> tuple[str, Any]:
+        return of.events.get(timeout=10)
+
+    def is_idle() -> bool:
+        """Whether nothing more is sent: what comes from now on is sent after what was to be sent before."""
+        threads.put("idle", lambda: other.finish(()))
+        return got(other) == ("finish", None) and sink.events.empty()
+
+    threads.start()
+    threads.put_chunk("a", sink, TextOutput("at once"))
+    assert got(sink) == ("chunk", TextOutput("at once"))
+    for word in ("joined", " ", "by those"):
+        threads.put_chunk("a", sink, TextOutput(word))
+    threads.relieve()
+    assert is_idle()
+    now += REST
+    threads.put_chunk("a", sink, TextOutput(" that come later"))
+    assert got(sink) == ("chunk", TextOutput("joined by those that come later"))
+
+    threads.put_chunk("a", sink, TextOutput("where nothing comes"))
+    assert is_idle()
+    now += REST
+    threads.relieve()
+    assert got(sink) == ("chunk", TextOutput("where nothing comes"))
+
+    threads.put_chunk("a", sink, TextOutput("another kind"))
+    threads.put_chunk("a", sink, speech := AudioOutput(np.zeros(3, np.float32), 24_000))
+    assert [got(sink), got(sink)] == [("chunk", TextOutput("another kind")), ("chunk", speech)]
+
+    threads.put_chunk("a", sink, AudioOutput(np.zeros(JOINED_BYTES // 4, np.float32), 24_000))
+    threads.put_chunk("a", sink, speech)
+    assert len(got(sink)[1].samples) == JOINED_BYTES // 4, "what is full waits for nothing"
+    threads.put("a", lambda: sink.finish(()))
+    assert [got(sink), got(sink)] == [("chunk", speech), ("finish", None)]
+
+    threads.put_chunk("b", sink, TextOutput("the rest"))
+    assert got(sink) == ("chunk", TextOutput("the rest"))
+    threads.put_chunk("b", sink, TextOutput("before the end"))
+    threads.stop()
+    assert got(sink) == ("chunk", TextOutput("before the end"))
 
 
 def test_a_send_that_fails_holds_up_nothing() -> None:

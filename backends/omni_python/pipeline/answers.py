@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
+import math
 import queue
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -30,6 +31,10 @@ SENDS_A_TURN = 4
 
 JOINED_BYTES = 64 << 10
 """Of chunks that go to a client together, at most: 0.7 s of speech, a small part of what Triton shares with a stub."""
+
+REST = 0.005
+"""Seconds from one response of an answer to the next with more of the same, at least: what comes faster is joined. No
+listener or reader notices, and no other answer waits behind a crowd of small responses."""
 
 RELIEF = 0.2
 """Seconds without anything sent, while something waits, after which another thread is added."""
@@ -70,6 +75,10 @@ class _Chunks:
         self._payloads.append(payload)
         self._room -= size
         return True
+
+    @property
+    def kind(self) -> type[Payload]:
+        return type(self._payloads[0])
 
     def __call__(self) -> None:
         self._sink.chunk(_joined(self._payloads))
@@ -116,17 +125,42 @@ def _joined(payloads: list[Payload]) -> Payload:
     return TextOutput("".join(payload.text for payload in payloads if isinstance(payload, TextOutput)))
 
 
+@dataclass(slots=True)
+class _Line:
+    """What a request has to send. With a turn it waits for a thread or has one; without, it may rest."""
+
+    backlog: deque[Callable[[], None]] = field(default_factory=deque)
+    has_turn: bool = False
+    kind: type[Payload] | None = None  # of the last response, where that was chunks
+    rested: float = 0.0  # when more of that kind may be sent
+
+    def take(self) -> Callable[[], None]:
+        send = self.backlog.popleft()
+        self.kind = send.kind if isinstance(send, _Chunks) else None
+        return send
+
+    def rests(self, now: float) -> bool:
+        """Whether there is nothing to send but chunks that can wait for others."""
+        if not self.backlog:
+            return True
+        first = self.backlog[0]
+        can_wait = len(self.backlog) == 1 and isinstance(first, _Chunks) and first.kind is self.kind
+        return can_wait and now < self.rested
+
+
 class AnswerThreads:
     """In order within a request, in turns between requests; a request has one thread at most at a time. Chunks that
-    come faster than they are sent are joined: with the load a response's size grows, and not their number.
+    come faster than they are sent, or than `REST` allows, are joined: with the load a response's size grows, and not
+    their number.
 
-    `relieve`, called now and then, adds a thread where all are held up.
+    `relieve`, called now and then, sends what has rested and adds a thread where all are held up.
     """
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._count = count
-        self._turns: queue.SimpleQueue[str | None] = queue.SimpleQueue()  # each request with something to send, once
-        self._backlogs: dict[str, deque[Callable[[], None]]] = {}
+        self._clock = clock
+        self._turns: queue.SimpleQueue[str | None] = queue.SimpleQueue()  # each request with a turn, once
+        self._lines: dict[str, _Line] = {}
         self._lock = threading.Lock()
         self._threads: list[threading.Thread] = []
         self._sent = 0
@@ -138,6 +172,7 @@ class AnswerThreads:
 
     def stop(self) -> None:
         """Send what is queued, then end."""
+        self._look_at_lines(math.inf)
         for _ in self._threads:
             self._turns.put(None)
         for thread in self._threads:
@@ -145,31 +180,48 @@ class AnswerThreads:
 
     def put(self, request_id: str, send: Callable[[], None]) -> None:
         with self._lock:
-            self._put(request_id, send)
+            line = self._line(request_id)
+            line.backlog.append(send)
+            self._give_turn(request_id, line)
 
     def put_chunk(self, request_id: str, sink: ResponseSink, payload: Payload) -> None:
         with self._lock:
-            backlog = self._backlogs.get(request_id)
-            last = backlog[-1] if backlog else None
+            line = self._line(request_id)
+            last = line.backlog[-1] if line.backlog else None
             if not (isinstance(last, _Chunks) and last.take(payload)):
-                self._put(request_id, _Chunks(sink, payload))
+                line.backlog.append(_Chunks(sink, payload))
+            if not line.rests(self._clock()):
+                self._give_turn(request_id, line)
 
-    def _put(self, request_id: str, send: Callable[[], None]) -> None:
-        backlog = self._backlogs.get(request_id)
-        if backlog is None:
-            self._backlogs[request_id] = deque((send,))
+    def _line(self, request_id: str) -> _Line:
+        line = self._lines.get(request_id)
+        if line is None:
+            line = self._lines[request_id] = _Line()
+        return line
+
+    def _give_turn(self, request_id: str, line: _Line) -> None:
+        if not line.has_turn:
+            line.has_turn = True
             call_later(self._turns.put, request_id)
-        else:
-            backlog.append(send)
 
     def relieve(self) -> None:
-        now = time.monotonic()
+        now = self._clock()
+        self._look_at_lines(now)
         if self._sent != self._seen[0] or self._turns.empty():
             self._seen = (self._sent, now)
         elif now - self._seen[1] > RELIEF and len(self._threads) < MAX_THREADS:
             self._seen = (self._sent, now)
             log.warning("all %d sending threads are held up by clients that do not read; one more", len(self._threads))
             self._add_thread()
+
+    def _look_at_lines(self, now: float) -> None:
+        """Send what rests although nothing more has come, and forget those that have no reason to rest."""
+        with self._lock:
+            for request_id, line in list(self._lines.items()):
+                if line.backlog and not line.rests(now):
+                    self._give_turn(request_id, line)
+                elif not line.has_turn and now >= line.rested:
+                    del self._lines[request_id]
 
     def _add_thread(self) -> None:
         thread = threading.Thread(target=self._run, name="omni-send", daemon=True)
@@ -185,11 +237,12 @@ class AnswerThreads:
         request_id = self._turns.get()
         if request_id is None:
             return False
+        line = self._lines[request_id]
         with self._lock:
-            backlog = self._backlogs[request_id]
-            send = backlog.popleft()
+            send = line.take()
         sent = 0
         while True:
+            line.rested = self._clock() + REST
             try:
                 send()
             except Exception:
@@ -197,10 +250,10 @@ class AnswerThreads:
             sent += 1
             with self._lock:
                 self._sent += 1
-                if not backlog:
-                    del self._backlogs[request_id]
+                if line.rests(self._clock()):
+                    line.has_turn = False
                     return True
                 if sent >= SENDS_A_TURN and not self._turns.empty():
                     self._turns.put(request_id)
                     return True
-                send = backlog.popleft()
+                send = line.take()
