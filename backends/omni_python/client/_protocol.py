@@ -77,6 +77,7 @@ def _is_loopback(url: str) -> bool:
 
 
 def infer_request(model: str, inputs: Mapping[str, InputTensor]) -> service_pb2.ModelInferRequest:
+    """A request of the model with these inputs."""
     request = service_pb2.ModelInferRequest(model_name=model)
     for name, array in inputs.items():
         if isinstance(array, SharedTensor):

@@ -43,6 +43,8 @@ class Look:
 
 
 class Call(Protocol):
+    """What can be watched."""
+
     def cancel(self) -> object: ...
 
 
@@ -63,6 +65,7 @@ class Watched:
         self.due = self.heard + PERIOD
 
     def hear(self) -> None:
+        """A response came."""
         self.heard = time.monotonic()
         self._period = PERIOD
         self.due = self.heard + PERIOD
@@ -99,6 +102,7 @@ class Watcher:
         self._running = False
 
     def watch(self, model: str, call: Call) -> Watched:
+        """Watch a call until `forget`."""
         watched = Watched(model, call)
         with self._changed:
             self._calls.add(watched)
@@ -108,6 +112,7 @@ class Watcher:
         return watched
 
     def forget(self, watched: Watched) -> None:
+        """The call is over."""
         with self._changed:
             self._calls.discard(watched)
 

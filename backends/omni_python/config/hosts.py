@@ -31,6 +31,7 @@ class Listener:
 
     @property
     def url(self) -> str:
+        """As sockets take it: "tcp://address:port"."""
         return f"tcp://{url_host(self.address)}:{self.port}"
 
 

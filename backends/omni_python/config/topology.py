@@ -27,6 +27,7 @@ class ProcessGroup:
 
     @property
     def replicas(self) -> int:
+        """How many processes, or groups of ranks, run side by side."""
         return len(self.replica_gpus)
 
     @property
@@ -87,9 +88,11 @@ class Topology:
         raise KeyError(stage)
 
     def edges_from(self, stage: str) -> tuple[Edge, ...]:
+        """Those by which a stage sends."""
         return tuple(edge for edge in self.edges if edge.source == stage)
 
     def edges_to(self, stage: str) -> tuple[Edge, ...]:
+        """Those by which a stage receives."""
         return tuple(edge for edge in self.edges if edge.target == stage)
 
 

@@ -18,6 +18,7 @@ class CausalConv(nn.Module):
         self.padding = (kernel - 1) * dilation + 1 - stride
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[B, inputs, n] -> [B, outputs, n / stride]."""
         out: torch.Tensor = self.conv(F.pad(x, (self.padding, 0)))
         return out
 
@@ -34,5 +35,6 @@ class ConvNeXt(nn.Module):
         self.gamma = nn.Parameter(torch.full((size,), 1e-6))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[B, size, n] -> the same."""
         wide = F.gelu(self.pwconv1(self.norm(self.dwconv(x).transpose(1, 2))))
         return x + (self.gamma * self.pwconv2(wide)).transpose(1, 2)

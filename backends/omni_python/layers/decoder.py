@@ -52,6 +52,8 @@ class Deepstack:
 
 
 class RMSNorm(nn.Module):
+    """Over the last dimension, which has `size` values."""
+
     def __init__(self, size: int, eps: float) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(size))
@@ -80,6 +82,7 @@ class Attention(nn.Module):
     def forward(
         self, x: torch.Tensor, angles: tuple[torch.Tensor, torch.Tensor], cache: PagedKVCache, plan: AttentionPlan
     ) -> torch.Tensor:
+        """`x` [tokens, hidden] -> the same; `angles` are the cosine and the sine that `Rotary` gives."""
         heads = (len(x), -1, self._head_dim)
         query = rotate(self.q_norm(self.q_proj(x).view(heads)), *angles)
         key = rotate(self.k_norm(self.k_proj(x).view(heads)), *angles)
@@ -88,6 +91,8 @@ class Attention(nn.Module):
 
 
 class DecoderLayer(nn.Module):
+    """Attention and a dense or sparse MLP, each behind a norm and beside the residual."""
+
     def __init__(self, config: DecoderConfig, index: int) -> None:
         super().__init__()
         self.input_layernorm = RMSNorm(config.hidden, config.norm_eps)
@@ -109,6 +114,7 @@ class DecoderLayer(nn.Module):
     def forward(
         self, x: torch.Tensor, angles: tuple[torch.Tensor, torch.Tensor], cache: PagedKVCache, plan: AttentionPlan
     ) -> torch.Tensor:
+        """As `Attention.forward`."""
         x = x + self.self_attn(self.input_layernorm(x), angles, cache, plan)
         return x + self.mlp(self.post_attention_layernorm(x))
 
@@ -124,6 +130,7 @@ class Decoder(nn.Module):
         self.rotary = Rotary(config.head_dim, config.rope_theta, config.mrope_sections, config.mrope_interleaved)
 
     def new_cache(self, num_pages: int) -> PagedKVCache:
+        """An empty cache of the weights' dtype and on their device."""
         weight = self.norm.weight
         config = self.config
         return PagedKVCache(

@@ -52,6 +52,8 @@ class FrameTransformer(nn.Module):
 
 
 class FrameLayer(nn.Module):
+    """Attention and a gated MLP, each behind a norm, scaled, and beside the residual."""
+
     def __init__(self, config: FrameTransformerConfig) -> None:
         super().__init__()
         size, eps = config.hidden, config.norm_eps
@@ -63,11 +65,14 @@ class FrameLayer(nn.Module):
         self.mlp_layer_scale = LayerScale(size)
 
     def forward(self, x: torch.Tensor, angles: tuple[torch.Tensor, torch.Tensor], seen: torch.Tensor) -> torch.Tensor:
+        """As `FrameAttention.forward`."""
         x = x + self.self_attn_layer_scale(self.self_attn(self.input_layernorm(x), angles, seen))
         return x + self.mlp_layer_scale(self.mlp(self.post_attention_layernorm(x)))
 
 
 class FrameAttention(nn.Module):
+    """Of each frame to those that it sees."""
+
     def __init__(self, config: FrameTransformerConfig) -> None:
         super().__init__()
         size, bias = config.hidden, config.attention_bias
@@ -79,6 +84,7 @@ class FrameAttention(nn.Module):
         self.o_proj = nn.Linear(heads, size, bias=bias)
 
     def forward(self, x: torch.Tensor, angles: tuple[torch.Tensor, torch.Tensor], seen: torch.Tensor) -> torch.Tensor:
+        """`x` [B, n, hidden] -> the same; `angles` as `Rotary` gives them, `seen` bool [n, n]: row i sees column j."""
         heads = (*x.shape[:2], -1, self._head_dim)
         query, key = rotate(self.q_proj(x).view(heads), *angles), rotate(self.k_proj(x).view(heads), *angles)
         value = self.v_proj(x).view(heads)

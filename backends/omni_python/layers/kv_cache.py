@@ -95,6 +95,7 @@ class PagedKVCache:
         return self._keys[index], self._values[index]
 
     def clear(self, pages: Sequence[int]) -> None:
+        """Make what is in these pages 0."""
         index = torch.tensor(list(pages), device=self._keys[0].device)
         for tensor in (*self._keys, *self._values):
             tensor.view(self.num_pages, PAGE_TOKENS, *tensor.shape[1:]).index_fill_(0, index, 0)

@@ -17,6 +17,7 @@ class GatedMLP(nn.Module):
         self.down_proj = nn.Linear(intermediate, hidden, bias=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """`x` [..., hidden] -> the same."""
         return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
 
 

@@ -29,4 +29,5 @@ class PageTables:
         self.tensor[slot, : len(pages)] = torch.tensor(pages, dtype=torch.int32).to(self.tensor.device)
 
     def release(self, slot: int) -> None:
+        """The slot is free again."""
         self._free.append(slot)

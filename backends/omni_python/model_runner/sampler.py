@@ -29,6 +29,7 @@ class TokenSampler:
 
     @property
     def greedy(self) -> bool:
+        """Whether it takes the likeliest token, and draws none."""
         return self.params.temperature == 0.0
 
     def uniforms(self, count: int) -> torch.Tensor:

@@ -31,6 +31,8 @@ class Where:
 
 @dataclass(frozen=True)
 class Heads:
+    """How many heads queries have, and keys and values, each of `dim` dimensions."""
+
     heads: int
     kv_heads: int
     dim: int

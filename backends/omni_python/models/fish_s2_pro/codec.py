@@ -38,6 +38,7 @@ class CodecSizes:
 
     @property
     def samples_per_frame(self) -> int:
+        """At the codec's 44.1 kHz."""
         return math.prod([*self.decoder_rates, *self.factors])
 
 
@@ -49,6 +50,7 @@ class Snake(nn.Module):
         self.alpha = nn.Parameter(torch.ones(1, channels, 1))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[B, channels, n] -> the same."""
         return x + torch.sin(self.alpha * x).square() / (self.alpha + 1e-9)
 
 
@@ -63,11 +65,14 @@ class CausalUpsampling(nn.Module):
         """On so many columns before its own does a column depend."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[B, inputs, n] -> [B, outputs, n * stride]."""
         out: torch.Tensor = self.conv(x)
         return out[..., : x.shape[-1] * self.stride].contiguous()
 
 
 class ResidualUnit(nn.Module):
+    """Two causal convolutions, the first dilated, beside the residual."""
+
     def __init__(self, channels: int, dilation: int) -> None:
         super().__init__()
         self.block = nn.Sequential(
@@ -78,6 +83,7 @@ class ResidualUnit(nn.Module):
         )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[B, channels, n] -> the same."""
         out: torch.Tensor = x + self.block(x)
         return out
 
@@ -101,6 +107,7 @@ class EncoderBlock(nn.Module):
         self.block = nn.Sequential(*layers)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[B, channels, n * rate] -> [B, 2 * channels, n]."""
         out: torch.Tensor = self.block(x)
         return out
 
@@ -115,6 +122,7 @@ class DecoderBlock(nn.Module):
         self.block = nn.Sequential(Snake(channels), CausalUpsampling(channels, half, 2 * rate, rate), *units)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[B, channels, n] -> [B, channels / 2, n * rate]."""
         out: torch.Tensor = self.block(x)
         return out
 
@@ -142,6 +150,8 @@ class VectorQuantizer(nn.Module):
 
 
 class Books(nn.Module):
+    """Residual books, as the checkpoint groups them."""
+
     def __init__(self, sizes: CodecSizes, codebooks: Sequence[int], encodes: bool) -> None:
         super().__init__()
         self.quantizers = nn.ModuleList(
@@ -164,6 +174,8 @@ class Quantizer(nn.Module):
 
 
 class EncodingQuantizer(Quantizer):
+    """Columns to codes, at the rate of frames."""
+
     def __init__(self, sizes: CodecSizes) -> None:
         super().__init__(sizes, encodes=True)
         self.downsample = nn.Sequential(
@@ -185,6 +197,8 @@ class EncodingQuantizer(Quantizer):
 
 
 class DecodingQuantizer(Quantizer):
+    """Codes to columns; `upsample` is run apart, on those columns that are needed."""
+
     def __init__(self, sizes: CodecSizes) -> None:
         super().__init__(sizes, encodes=False)
         self.post_module = ColumnTransformer(sizes.module)
@@ -203,6 +217,8 @@ class DecodingQuantizer(Quantizer):
 
 
 class Encoder(nn.Module):
+    """Samples [B, 1, n] to columns [B, latent, n / the product of the rates]."""
+
     def __init__(self, sizes: CodecSizes) -> None:
         super().__init__()
         channels = sizes.encoder_dim
@@ -214,6 +230,8 @@ class Encoder(nn.Module):
 
 
 class Decoder(nn.Module):
+    """Columns [B, latent, n] to samples [B, 1, n * the product of the rates]."""
+
     def __init__(self, sizes: CodecSizes) -> None:
         super().__init__()
         width = sizes.decoder_dim
@@ -239,6 +257,8 @@ class CodecEncoder(nn.Module):
 
 
 class CodecDecoder(nn.Module):
+    """Codes to samples."""
+
     def __init__(self, sizes: CodecSizes) -> None:
         super().__init__()
         self.sizes = sizes

@@ -89,6 +89,8 @@ def _stretched(places: torch.Tensor, size: tuple[int, int], side: int) -> torch.
 
 
 class PatchEmbedding(nn.Module):
+    """A patch's values to its vector."""
+
     def __init__(self, config: Any) -> None:
         super().__init__()
         kernel = (config.temporal_patch_size, config.patch_size, config.patch_size)
@@ -100,6 +102,8 @@ class PatchEmbedding(nn.Module):
 
 
 class VisionBlock(nn.Module):
+    """Attention and an MLP, each behind a norm and beside the residual."""
+
     def __init__(self, config: Any) -> None:
         super().__init__()
         size = config.hidden_size
@@ -111,12 +115,15 @@ class VisionBlock(nn.Module):
     def forward(
         self, x: torch.Tensor, angles: tuple[torch.Tensor, torch.Tensor], lengths: Sequence[int]
     ) -> torch.Tensor:
+        """As `VisionAttention.forward`."""
         x = x + self.attn(self.norm1(x), angles, lengths)
         out: torch.Tensor = x + self.mlp(self.norm2(x))
         return out
 
 
 class VisionAttention(nn.Module):
+    """Of patches to those of the same piece."""
+
     def __init__(self, size: int, heads: int) -> None:
         super().__init__()
         self._heads = heads
@@ -126,6 +133,7 @@ class VisionAttention(nn.Module):
     def forward(
         self, x: torch.Tensor, angles: tuple[torch.Tensor, torch.Tensor], lengths: Sequence[int]
     ) -> torch.Tensor:
+        """`x` [patches, hidden] -> the same; `lengths` are the pieces', one after the other."""
         query, key, value = self.qkv(x).view(len(x), 3, self._heads, -1).unbind(1)
         query, key = (rotate(part.float(), *angles).to(x.dtype) for part in (query, key))
         out: torch.Tensor = self.proj(attend_apart(query, key, value, lengths).flatten(1))
@@ -133,6 +141,8 @@ class VisionAttention(nn.Module):
 
 
 class VisionMLP(nn.Module):
+    """Two layers, with the activation that the config names."""
+
     def __init__(self, config: Any) -> None:
         super().__init__()
         self.linear_fc1 = nn.Linear(config.hidden_size, config.intermediate_size)
@@ -140,6 +150,7 @@ class VisionMLP(nn.Module):
         self._activation = activation(config.hidden_act)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[patches, hidden] -> the same."""
         out: torch.Tensor = self.linear_fc2(self._activation(self.linear_fc1(x)))
         return out
 
@@ -155,6 +166,7 @@ class PatchMerger(nn.Module):
         self._merged = merged
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[patches, hidden] -> [tokens, out_hidden_size]."""
         x = self.ln_q(x.reshape(-1, self.ln_q.normalized_shape[0])).view(-1, self._merged)
         for layer in self.mlp:
             x = layer(x)

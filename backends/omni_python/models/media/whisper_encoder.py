@@ -41,6 +41,8 @@ class EncoderSizes:
 
 
 class Attention(nn.Module):
+    """Whisper's: keys have no bias."""
+
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
         self._heads = heads
@@ -76,15 +78,19 @@ class Layer(nn.Module):
         self.final_layer_norm = nn.LayerNorm(width)
 
     def feed_forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        """`hidden` [n, width] -> the same, the residual added."""
         return hidden + self.fc2(F.gelu(self.fc1(self.final_layer_norm(hidden))))
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        """`hidden` [n, width] -> the same."""
         normed = self.self_attn_layer_norm(hidden)
         hidden = hidden + self.self_attn(normed, *self.self_attn.keys_values(normed), causal=False)
         return self.feed_forward(hidden)
 
 
 class WhisperEncoder(nn.Module):
+    """Of one clip at a time."""
+
     def __init__(self, sizes: EncoderSizes) -> None:
         super().__init__()
         self.conv1 = nn.Conv1d(sizes.mel_bins, sizes.width, 3, padding=1)

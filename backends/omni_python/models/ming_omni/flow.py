@@ -43,6 +43,7 @@ class FlowAttention(nn.Module):
         self.q_norm, self.k_norm = (RMSNorm(dim, NORM_EPS) if config.qk_norm else nn.Identity() for _ in range(2))
 
     def forward(self, x: torch.Tensor, angles: torch.Tensor) -> torch.Tensor:
+        """`x` [B, n, hidden] -> the same; `angles` [n, half the dimensions of a head]."""
         query, key, value = (
             project(x).unflatten(-1, (-1, self._dim)).transpose(1, 2) for project in (self.to_q, self.to_k, self.to_v)
         )
@@ -53,17 +54,22 @@ class FlowAttention(nn.Module):
 
 
 class FlowFeedForward(nn.Module):
+    """Two layers with a GELU between them."""
+
     def __init__(self, config: FlowConfig) -> None:
         super().__init__()
         wide = nn.Sequential(nn.Linear(config.hidden, config.intermediate), nn.GELU(approximate="tanh"))
         self.ff = nn.Sequential(wide, nn.Identity(), nn.Linear(config.intermediate, config.hidden))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[..., hidden] -> the same."""
         out: torch.Tensor = self.ff(x)
         return out
 
 
 class FlowBlock(nn.Module):
+    """Attention and a feed-forward layer, each behind a norm and beside the residual."""
+
     def __init__(self, config: FlowConfig) -> None:
         super().__init__()
         self.norm1 = RMSNorm(config.hidden, NORM_EPS)
@@ -72,17 +78,21 @@ class FlowBlock(nn.Module):
         self.mlp = FlowFeedForward(config)
 
     def forward(self, x: torch.Tensor, angles: torch.Tensor) -> torch.Tensor:
+        """As `FlowAttention.forward`."""
         x = x + self.attn(self.norm1(x), angles)
         return x + self.mlp(self.norm2(x))
 
 
 class FinalLayer(nn.Module):
+    """A norm and a linear layer."""
+
     def __init__(self, hidden: int, outputs: int) -> None:
         super().__init__()
         self.norm_final = RMSNorm(hidden, NORM_EPS)
         self.linear = nn.Linear(hidden, outputs)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[..., hidden] -> [..., outputs]."""
         out: torch.Tensor = self.linear(self.norm_final(x))
         return out
 
@@ -98,6 +108,7 @@ class FlowStack(nn.Module):
         self._dim = config.hidden // config.heads
 
     def through(self, x: torch.Tensor) -> torch.Tensor:
+        """Embedded places [B, n, hidden] -> [B, n, outputs]."""
         angles = _angles(x.shape[1], self._dim, x.device)
         for block in self.blocks:
             x = block(x, angles)

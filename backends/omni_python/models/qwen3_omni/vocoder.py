@@ -59,6 +59,7 @@ class CausalUpsampling(nn.Module):
         self._cut = kernel - stride
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[B, inputs, n] -> [B, outputs, (n + 1) * stride - kernel]."""
         out: torch.Tensor = self.conv(x)
         return out[..., self._cut : out.shape[-1] - self._cut].contiguous()
 
@@ -72,6 +73,7 @@ class SnakeBeta(nn.Module):
         self.beta = nn.Parameter(torch.zeros(channels))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[B, channels, n] -> the same."""
         frequency, height = self.alpha.exp()[:, None], 1.0 / (self.beta.exp()[:, None] + 1e-9)
         return x + height * torch.sin(x * frequency).square()
 
@@ -86,10 +88,13 @@ class DecoderBlock(nn.Module):
         self.block = nn.ModuleList((SnakeBeta(channels), CausalUpsampling(channels, half, 2 * rate, rate), *units))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[B, channels, n] -> [B, channels / 2, (n - 1) * rate]."""
         return _through(self.block, x)
 
 
 class ResidualUnit(nn.Module):
+    """Two causal convolutions, the first dilated, beside the residual."""
+
     def __init__(self, channels: int, dilation: int) -> None:
         super().__init__()
         self.act1 = SnakeBeta(channels)
@@ -98,6 +103,7 @@ class ResidualUnit(nn.Module):
         self.conv2 = CausalConv(channels, channels, 1)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[B, channels, n] -> the same."""
         out: torch.Tensor = x + self.conv2(self.act2(self.conv1(self.act1(x))))
         return out
 

@@ -38,5 +38,6 @@ class Budget:
             )
 
     def take(self, nbytes: int) -> None:
+        """Use up so many bytes; raises as `check` does."""
         self.check(nbytes)
         self._bytes -= nbytes

@@ -24,6 +24,7 @@ class Resampler:
         self._resampler = av.AudioResampler("flt", "mono", to_rate) if from_rate != to_rate else None
 
     def push(self, samples: np.ndarray) -> np.ndarray:
+        """The samples, float32 [m] at the other rate, that follow from these and those before."""
         if self._resampler is None or not len(samples):
             return samples
         frame = audio_frame(samples, self._from, self._count)
@@ -31,6 +32,7 @@ class Resampler:
         return self._joined(self._resampler.resample(frame))
 
     def end(self) -> np.ndarray:
+        """The samples that are left, once no more come."""
         if self._resampler is None or not self._count:
             return np.empty(0, np.float32)
         return self._joined(self._resampler.resample(None))
@@ -53,9 +55,11 @@ class SpokenPcm:
         return self._bytes // BYTES * 1000 // self._rate
 
     def push(self, samples: np.ndarray) -> bytes:
+        """Bytes of the next samples, float32 [n] at the pipeline's rate."""
         return self._count(self._encoder.encode(self._resampler.push(samples)))
 
     def end(self) -> bytes:
+        """The bytes that are left, once no more samples come."""
         return self._count(self._encoder.encode(self._resampler.end()) + self._encoder.close())
 
     def _count(self, data: bytes) -> bytes:
