@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from omni_python.commands.answering import AnswerView
 from omni_python.commands.printing import figures
-from omni_python.models.catalog import SIGHTLESS
+from omni_python.models.catalog import READERS, SIGHTLESS
 
 if TYPE_CHECKING:
     from omni_python.client import Answer, Event, OmniClient
@@ -19,7 +19,11 @@ if TYPE_CHECKING:
 _DATA = Path(__file__).parent / "data"
 PHOTO, QUESTION = _DATA / "photo.jpg", _DATA / "question.flac"
 
+TEXT = "Good morning! The sun is up, and the house is blue."
+"""For pipelines that read aloud."""
+
 _LONGEST = {"max_tokens": 128, "talker": {"max_tokens": 512}}
+_LONGEST_READING = {"max_tokens": 256}
 """Enough for a few sentences; random weights might never end by themselves."""
 
 _EXPLAINED = {"real-time factor": "seconds for the whole answer / seconds of speech; below 1 is faster than it plays"}
@@ -69,35 +73,41 @@ END
   --image {photo} --max-tokens 64
 """
 
-_SIGHTLESS_EXAMPLES = """\
+_SPEECH_EXAMPLES = """\
 Try it from another terminal:
 
 # HTTP: an event for every piece of text and of speech
 curl -sN http://{http}/v2/models/{pipeline}/generate_stream -d \\
   '{{"text_input": "Good morning!", "audio_format": "pcm16", "stream": true}}'
 
-# The command line client; without a file it holds a conversation
-{omni} chat --url {grpc}{pipeline_option} --audio {question}
+# The command line client
+{omni} chat {asked} --url {grpc}{pipeline_option}
 """
 
 
 def question(client: OmniClient, pipeline: str) -> Generator[Event, None, None]:
-    """The answer's events to a spoken question about a photo. Raises what `OmniClient.stream` raises."""
+    """The answer's events to a spoken question about a photo, as far as the pipeline takes such a thing. Raises what
+    `OmniClient.stream` raises."""
+    if pipeline in READERS:
+        return client.stream(TEXT, sampling=_LONGEST_READING)
     if pipeline in SIGHTLESS:
         return client.stream(audios=[QUESTION])
     return client.stream(audios=[QUESTION], images=[PHOTO], sampling=_LONGEST)
 
 
 def demonstrate(url: str, pipeline: str, out: Path) -> Answer:
-    """Ask a spoken question about a photo; print text, figures and where the speech went, which is `out`.
+    """Ask `question`; print text, figures and where the speech went, which is `out`.
 
     `url` is host:port of the server's gRPC service. Raises what `OmniClient.stream` raises.
     """
     from omni_python.client import OmniClient
 
-    print(f'\nquestion  spoken ({_shown(QUESTION)}): "What can you see in this picture?"')
-    if pipeline not in SIGHTLESS:
-        print(f"picture   {_shown(PHOTO)}")
+    if pipeline in READERS:
+        print(f'\ntext      "{TEXT}"')
+    else:
+        print(f'\nquestion  spoken ({_shown(QUESTION)}): "What can you see in this picture?"')
+        if pipeline not in SIGHTLESS:
+            print(f"picture   {_shown(PHOTO)}")
     print("answer", flush=True)
     with (
         OmniClient(url, pipeline) as client,
@@ -117,7 +127,7 @@ def demonstrate(url: str, pipeline: str, out: Path) -> Answer:
 def examples(http_url: str, grpc_url: str, pipeline: str) -> str:
     """Requests to paste into a shell in the current folder; the addresses are host:port."""
     python = Path(sys.executable)
-    return (_SIGHTLESS_EXAMPLES if pipeline in SIGHTLESS else _EXAMPLES).format(
+    return (_SPEECH_EXAMPLES if pipeline in SIGHTLESS | READERS else _EXAMPLES).format(
         http=http_url,
         grpc=grpc_url,
         pipeline=pipeline,
@@ -125,7 +135,7 @@ def examples(http_url: str, grpc_url: str, pipeline: str) -> str:
         python=shlex.quote(_shown(python)),
         omni=shlex.quote(_shown(python.with_name("omni"))),
         photo=shlex.quote(_shown(PHOTO)),
-        question=shlex.quote(_shown(QUESTION)),
+        asked='"Good morning!"' if pipeline in READERS else f"--audio {shlex.quote(_shown(QUESTION))}",
     )
 
 

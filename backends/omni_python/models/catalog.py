@@ -18,6 +18,9 @@ PIPELINES: dict[str, str] = {
 SIGHTLESS: frozenset[str] = frozenset({"speech_to_speech"})
 """Pipelines that take no pictures."""
 
+READERS: frozenset[str] = frozenset({"fish_s2_pro"})
+"""Pipelines that speak the text that they are given, and answer no questions."""
+
 TINY_CHECKPOINTS: dict[str, str] = {
     "qwen3_omni": "omni_python.models.qwen3_omni.tiny",
     "qwen2_5_omni": "omni_python.models.qwen2_5_omni.tiny",

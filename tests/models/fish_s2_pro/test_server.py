@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import json
+import shlex
 import wave
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ import pytest
 
 from omni_python.cli import main
 from omni_python.client import AudioChunk, Finished, InvalidRequest, OmniClient, PipelineInfo, RequestOptions
+from omni_python.commands.demonstration import TEXT, demonstrate, examples
 from omni_python.models.fish_s2_pro.preprocess import Preprocessor
 from omni_python.preprocessing.media.loader import MediaLoader
 from omni_python.preprocessing.media.policy import MediaPolicy
@@ -65,6 +67,18 @@ def test_streamed_speech_is_the_whole(client: OmniClient, tmp_path: Path) -> Non
     whole.save_wav(tmp_path / "speech.wav")
     with wave.open(str(tmp_path / "speech.wav")) as file:
         assert (file.getframerate(), file.getnframes(), file.getnchannels()) == (44100, FRAMES * FRAME, 1)
+
+
+def test_quickstart_shows_it(server: TritonServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shown = demonstrate(server.grpc_url, "fish_s2_pro", tmp_path / "speech.wav")
+    assert shown.finished.finish_reason in ("stop", "length")  # random weights may end at once
+    assert TEXT in capsys.readouterr().out
+    asked = examples(server.http_url, server.grpc_url, "fish_s2_pro").splitlines()[-1]
+    _, *words = shlex.split(asked)
+    spoken = ["--out", str(tmp_path / "read.wav"), "--sampling", json.dumps({**SAMPLED, "max_tokens": 12})]
+    assert main([*words, *spoken]) == 0
+    with wave.open(str(tmp_path / "read.wav")) as file:
+        assert file.getframerate() == RATE
 
 
 def test_a_cloned_voice_is_its_requests_alone(client: OmniClient, tmp_path: Path) -> None:
