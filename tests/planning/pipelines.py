@@ -105,3 +105,65 @@ def some_costs(seed: int) -> Costs:
     )
     check_costs(costs)
     return costs
+
+
+def some_speech_costs(seed: int) -> tuple[Costs, dict[str, int]]:
+    """A pipeline that speaks, and copies of its devices: thinker and speech on a GPU each, faster or slower, more steps
+    or fewer, and speech that begins with few frames or many."""
+    chance = random.Random(seed)
+    uniform = chance.uniform
+    encoder = chance.choice(["gpu0", "gpu0", "gpu2"])
+    text, frames = chance.randrange(20, 60), chance.randrange(40, 110)
+    names = dict.fromkeys(["gpu0", "gpu1", encoder])
+    costs = Costs(
+        devices={"host": Device(cores=4, other_ms=uniform(0, 4)), **{name: Device(gpus=1) for name in names}},
+        stages={
+            "preprocessing": StageCost(
+                device="host", fixed_ms=uniform(1, 10), cv=uniform(0, 0.8), workers=chance.choice([1, 2, 4])
+            ),
+            "encoder": StageCost(
+                device=encoder,
+                fixed_ms=uniform(2, 12),
+                per_row_ms=uniform(0.5, 5),
+                max_batch=chance.choice([1, 4, 8]),
+                share=uniform(0.1, 0.9),
+                after=["preprocessing"],
+            ),
+            "thinker": StageCost(
+                device="gpu0",
+                kind="loop",
+                first_ms=uniform(4, 20),
+                fixed_ms=uniform(3, 12),
+                per_row_ms=uniform(0.05, 0.5),
+                steps=text,
+                steps_cv=uniform(0, 0.5),
+                max_batch=64,
+                after=["preprocessing", "encoder"],
+            ),
+            "decode": StageCost(device="host", fixed_ms=0.1, streams_from="thinker", output="text"),
+            "talker_ar": StageCost(
+                device="gpu1",
+                kind="loop",
+                first_ms=uniform(3, 12),
+                fixed_ms=uniform(1.5, 6),
+                per_row_ms=uniform(0.03, 0.3),
+                steps=frames,
+                steps_cv=uniform(0, 0.5),
+                max_batch=64,
+                streams_from="thinker",
+                needs=chance.choice([1, 1, 1, 4]),
+            ),
+            "code2wav": StageCost(
+                device="gpu1",
+                fixed_ms=uniform(1, 6),
+                per_row_ms=uniform(0.3, 3),
+                steps=chance.randrange(3, 11),
+                max_batch=chance.choice([1, 4, 8, 16]),
+                streams_from="talker_ar",
+                needs=chance.choice([1, 4, 10, 20]),
+                output="audio",
+            ),
+        },
+    )
+    check_costs(costs)
+    return costs, {"host": 1, **{name: chance.choice([1, 1, 2, 3]) for name in names}}

@@ -9,7 +9,7 @@ import pytest
 
 from omni_python.planning.capacity import device_limits, saturation
 from omni_python.planning.prediction import Latency, at_concurrency, predict
-from tests.planning.pipelines import brief, some_costs, speech_costs
+from tests.planning.pipelines import brief, some_costs, some_speech_costs, speech_costs
 from tests.planning.simulation import Outcome, simulate, simulate_clients
 
 COPIES = {"host": 1, "gpu0": 1, "gpu1": 1}
@@ -52,6 +52,16 @@ def test_first_text_of_other_pipelines(seed: int) -> None:
     rate = random.Random(-seed).uniform(0.1, 0.75) * saturation(device_limits(costs), copies)[0]
     seen = simulate(costs, rate, copies, requests=3000, seed=seed)
     check_latency(predict(costs, rate, copies).first_text, seen.first_text, tail=0.1)
+
+
+@pytest.mark.parametrize("seed", [3000, 3001, 3002])
+def test_first_audio_of_other_pipelines(seed: int) -> None:
+    """Costs, copies, loads and seeds that nothing was fitted to."""
+    costs, copies = some_speech_costs(seed)
+    rate = random.Random(-seed).uniform(0.1, 0.75) * saturation(device_limits(costs), copies)[0]
+    predicted, seen = predict(costs, rate, copies), simulate(costs, rate, copies, requests=2000, seed=seed)
+    check_latency(predicted.first_text, seen.first_text, tail=0.1)
+    check_latency(predicted.first_audio, seen.first_audio, tail=0.1)
 
 
 def check_mean(predicted: Latency | None, seen: np.ndarray) -> None:

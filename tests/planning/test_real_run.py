@@ -37,7 +37,7 @@ def test_predicts_the_server_that_it_measured(
     measure = ["plan", "--measure", tiny_server.grpc_url, "--metrics", metrics, "--data", str(data), "--out", str(file)]
     assert main([*measure, "--concurrency", f"1,{CLIENTS}", "--requests", "16"]) == 0
     costs = load_costs(file)
-    assert list(costs.stages) == ["preprocessing", "mm_aggregate", "thinker", "decode", "talker_ar", "code2wav"]
+    assert set(costs.stages) == {"preprocessing", "mm_aggregate", "thinker", "decode", "talker_ar", "code2wav"}
     thinker, talker, vocoder = (costs.stages[name] for name in ("thinker", "talker_ar", "code2wav"))
     assert (thinker.kind, talker.kind, vocoder.kind) == ("loop", "loop", "queue")
     assert (thinker.steps, talker.steps) == (TEXT_TOKENS, FRAMES + 1)

@@ -8,6 +8,7 @@ step in the first one together come together, so that who waited there for other
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -17,13 +18,16 @@ import numpy as np
 from omni_python.planning.balance import Balance, beside
 from omni_python.planning.costs import Costs
 from omni_python.planning.iterations import poisson
-from omni_python.planning.queues import Saturated, birth_death, queue_station, ticked_station
+from omni_python.planning.queues import Saturated, Station, birth_death, queue_station, ticked_station
 from omni_python.planning.sharing import Beside, Stretch, stretch
 from omni_python.planning.spread import Mixture, Part, Spread
 from omni_python.planning.ways import latest
 
 _CROWDS = 12
 """Numbers of others in a loop that are told apart, about equally likely ones."""
+
+_LITTLE = 0.5
+"""The share of a device up to which hardly anything is left over from one step to the next."""
 
 _RARE = 1e-6
 
@@ -230,18 +234,14 @@ class _Stream:
         servers = self._copies[queue.device] * queue.workers
         pieces = there * self._pieces_per_step / tick * self._servers
         fixed, per_row = queue.fixed * longer, queue.per_row * longer
-        times = []
-        for made in (
-            lambda: ticked_station(pieces, fixed, per_row, queue.max_batch, servers, tick),
-            lambda: queue_station(pieces, fixed, per_row, queue.max_batch, servers, queue.cv),
-        ):
-            try:
-                station = made()
-            except Saturated:
-                continue
-            times.append(station.wait.plus(station.first))
-        usual = self._found.stations[self._target]
-        return min(times, default=usual.wait.plus(usual.first), key=lambda time: time.mean)
+        found: list[Station] = []
+        with contextlib.suppress(Saturated):
+            found.append(ticked_station(pieces, fixed, per_row, queue.max_batch, servers, tick))
+        if not found or found[0].utilisation > _LITTLE:
+            with contextlib.suppress(Saturated):
+                found.append(queue_station(pieces, fixed, per_row, queue.max_batch, servers, queue.cv))
+        times = (station.wait.plus(station.first) for station in found or [self._found.stations[self._target]])
+        return min(times, key=lambda time: time.mean)
 
 
 def _kept(times: np.ndarray, lasting: float) -> np.ndarray:
