@@ -12,7 +12,8 @@ distances, whatever becomes of them. Goodput counts what was served before its d
 times are taken from the moment of sending; how far that lagged behind its due time is the load's own figure.
 
 The load itself needs a core at thousands of requests a second. With `--server-cpus` and `--load-cpus` (lists such as
-0-1,4) it takes none of the server's; the cores that each of them used are printed.
+0-1,4) it takes none of the server's. The cores that each process used are printed, and the seconds of each second that
+its threads together were ready and waited for one: unlike percentiles, these figures repeat on a busy machine.
 
 The exit status is 1 where less than 90 % of the peak is served, where the 99th percentile of refusals takes more than
 50 ms, or where a request ends more than 0.25 s past its deadline.
@@ -22,12 +23,14 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 import re
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -51,6 +54,7 @@ SHARE, REFUSAL_S, SLACK_S = 0.9, 0.05, 0.25
 CLOSED_LOOP_S = 5.0
 TRIED = 16
 WORK_S = 0.05
+_LOAD = "the load"
 
 
 def noop(folder: Path, limits: LimitsConfig) -> PipelineConfig:
@@ -120,25 +124,48 @@ def run(name: str, case: Case, args: argparse.Namespace) -> bool:
     return report(asked, case, best, seconds)
 
 
+@dataclass(frozen=True)
+class Times:
+    """Seconds of a process's threads so far: on a core, and ready without one."""
+
+    ran: float
+    waited: float
+
+    @classmethod
+    def of(cls, pid: int) -> Times:
+        """Of the threads that are there now, as the scheduler counts them (Linux, sched-stats.rst)."""
+        ran = waited = 0
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            with suppress(OSError):  # ended meanwhile
+                on_core, ready, _ = (int(word) for word in (thread / "schedstat").read_text().split())
+                ran, waited = ran + on_core, waited + ready
+        return cls(ran / 1e9, waited / 1e9)
+
+
 class CoresUsed:
     """From its making to `report`, by every process of a server, and by this one."""
 
     def __init__(self, server: TritonServer) -> None:
         root = psutil.Process(server.process.pid)
-        self._processes = {name_of(process): process for process in (root, *root.children(recursive=True))}
+        self._pids = {name_of(process): process.pid for process in (root, *root.children(recursive=True))}
+        self._pids[_LOAD] = os.getpid()
         self._start = time.perf_counter()
-        self._before = self._seconds()
+        self._before = self._times()
 
-    def _seconds(self) -> dict[str, float]:
-        used = {name: sum(process.cpu_times()[:2]) for name, process in self._processes.items()}
-        return {**used, "the load": time.process_time()}
+    def _times(self) -> dict[str, Times]:
+        return {name: Times.of(pid) for name, pid in self._pids.items()}
 
     def report(self) -> str:
         passed = time.perf_counter() - self._start
-        cores = {name: (used - self._before[name]) / passed for name, used in self._seconds().items()}
-        load = cores.pop("the load")
-        parts = ", ".join(f"{name} {share:.2f}" for name, share in cores.items())
-        return f"cores used: {sum(cores.values()):.2f} by the server ({parts}), {load:.2f} by the load"
+        now = self._times()
+        ran = {name: (now[name].ran - before.ran) / passed for name, before in self._before.items()}
+        waited = {name: (now[name].waited - before.waited) / passed for name, before in self._before.items()}
+        server = sum(share for name, share in ran.items() if name != _LOAD)
+        return f"cores used ({server:.2f} by the server): {_list(ran)}\n  ready without a core: {_list(waited)}"
+
+
+def _list(shares: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} {share:.2f}" for name, share in shares.items())
 
 
 def request(config: PipelineConfig, case: Case) -> Any:
