@@ -94,15 +94,17 @@ def check_tiny(path: Path, gpu: int | None) -> None:
     assert read.prompt.input_ids.tolist() == prompt.tokens
     answer = answered(thinker, {"a": ChatInput(read.prompt, *embeds)})["a"]
     assert answer == reference.answer(prompt, 16).tokens, "another answer on the GPU"
-    words, voice = reference.voice("DB30")
+    words, voice = reference.speech.voice("DB30")
     said = pieces("The sea is wide and deep, and nobody has seen all of it. Nobody.")
-    prompts = [reference.talker_prompt(piece, words, len(voice) // 4) for piece in said]
-    expected_speech = reference.speak(prompts, 5, 7, 0.8, voice=voice)
+    prompts = [reference.speech.prompt(piece, words, len(voice) // 4) for piece in said]
+    expected_speech = reference.speech.speak(prompts, 5, 7, 0.8, voice=voice)
     sampling = SamplingParams(temperature=0.8, max_tokens=7, seed=5)
     latents, _ = spoken(talker, {"s": said}, "db30", sampling)
     error = float((latents["s"][:, :-1].double() - torch.cat(expected_speech.pieces)).abs().max())
     assert error < 1e-3, f"latents are off by {error}"
-    error = float((voiced(vae, *whole(latents["s"])).double() - reference.waveform(expected_speech.pieces)).abs().max())
+    error = float(
+        (voiced(vae, *whole(latents["s"])).double() - reference.speech.waveform(expected_speech.pieces)).abs().max()
+    )
     assert error < 1e-4, f"the waveform is off by {error}"
     stopped(hears, sees, thinker, talker, vae)
     print(f"tiny checkpoint: sight, hearing, answer and speech are the plain model's (waveform within {error:.1e})")

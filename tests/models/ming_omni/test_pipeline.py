@@ -110,13 +110,13 @@ def test_answers_are_the_plain_models(
     assert expected.margin > 1e-3, "too close to call in float32; take another text"
     assert answer.text == ming_reference.text(expected.tokens)
     assert (answer.end.num_output_tokens, answer.end.finish_reason) == (len(expected.tokens), reason)
-    words, voice = ("", None) if ask.voice else ming_reference.voice("DB30")
+    words, voice = ("", None) if ask.voice else ming_reference.speech.voice("DB30")
     patches = 0 if voice is None else len(voice) // 4
-    prompts = [ming_reference.talker_prompt(piece, words, patches) for piece in pieces(answer.text)]
+    prompts = [ming_reference.speech.prompt(piece, words, patches) for piece in pieces(answer.text)]
     assert len(prompts) == count
-    spoken = ming_reference.speak(prompts, ask.seed, ask.talker, ask.temperature, voice=voice)
+    spoken = ming_reference.speech.speak(prompts, ask.seed, ask.talker, ask.temperature, voice=voice)
     assert spoken.margin > 1e-3, "too close to call in float32; take another seed"
-    wave = ming_reference.waveform(spoken.pieces).numpy()
+    wave = ming_reference.speech.waveform(spoken.pieces).numpy()
     assert answer.samples.shape == wave.shape
     np.testing.assert_allclose(answer.samples, wave, atol=1e-4, rtol=0)
     assert np.abs(wave).max() > 0.05 and len(answer.chunks) > 2

@@ -66,10 +66,10 @@ def test_streamed_speech_is_the_whole_and_the_plain_models(
     text = "".join(chunk.text for chunk in chunks if isinstance(chunk, TextDelta))
     sounds = [chunk for chunk in chunks if isinstance(chunk, AudioChunk)]
     assert {sound.sample_rate for sound in sounds} == {RATE}
-    prompts = [ming_reference.talker_prompt(piece) for piece in pieces(text)]
-    spoken = ming_reference.speak(prompts, 6, 6, may_stop=False)
+    prompts = [ming_reference.speech.prompt(piece) for piece in pieces(text)]
+    spoken = ming_reference.speech.speak(prompts, 6, 6, may_stop=False)
     samples = np.concatenate([sound.samples for sound in sounds])
-    np.testing.assert_allclose(samples, ming_reference.waveform(spoken.pieces).numpy(), atol=1e-4, rtol=0)
+    np.testing.assert_allclose(samples, ming_reference.speech.waveform(spoken.pieces).numpy(), atol=1e-4, rtol=0)
     whole = client.chat(QUESTION, sampling=SAMPLING, voice="default")
     assert whole.text == text and len(whole.audio) == SAMPLES
     np.testing.assert_allclose(samples, whole.audio, atol=1e-5, rtol=0)
