@@ -34,4 +34,3 @@ class OutgoingMessage:
     type: Literal["result", "stream", "error"]
     data: Any = None
     target: str | None = None
-    metadata: dict[str, Any] | None = None
