@@ -178,9 +178,11 @@ class _Stream:
             mine /= chance
             time = float(mine @ means)
             spread = float(mine @ (variances + (means - time) ** 2))
-            there = float(mine @ self._drifted(iterations.numbers, iterations.mean, self._needs)) + 1
-            tick = float(np.interp(there, iterations.numbers, iterations.step + iterations.fed)) / free
-            yield chance, Spread.gamma(time, spread).plus(self._piece(there, tick))
+            there = float(mine @ self._drifted(iterations.numbers, iterations.mean, self._needs))
+            tick = float(np.interp(there + 1, iterations.numbers, iterations.step + iterations.fed)) / free
+            # The piece of a first step does not come with those of the others' steps.
+            piece = self._piece(there, tick, with_it) if self._needs == 1 else self._piece(there + 1, tick)
+            yield chance, Spread.gamma(time, spread).plus(piece)
 
     def _drifted(self, numbers: np.ndarray, mean: float, steps: float) -> np.ndarray:
         """What becomes of the number of others after some steps: nearer to the mean the more of them have left."""
@@ -202,6 +204,8 @@ class _Stream:
         also = self._come(long, long)
         last = first * (1 + with_it + also) + iterations.step + iterations.fed
         total = wait + last
+        if self._needs == 1:  # the others' step comes after its own first one
+            total = total - iterations.step - np.maximum(0.0, iterations.fed - first)
         for step in range(2, self._needs + 1):
             new = self._come(last, last) if step == 2 else rate * last
             there = self._drifted(numbers, iterations.mean, step)
@@ -225,15 +229,21 @@ class _Stream:
         rate: np.ndarray = self._one * (self._from_one * left + (1 - self._from_one) * length)
         return rate
 
-    def _piece(self, there: float, tick: float) -> Spread:
+    def _piece(self, there: float, tick: float, alone_with: float | None = None) -> Spread:
         """The target's first piece, where so many are in the loop and have a step every `tick` seconds: one comes with
-        those that the same step makes. Of the two pictures, which neglect that what is left over is taken together with
-        the next, and that pieces come together, the one with the shorter time is the nearer."""
+        those that the same step makes, or at another time than these with those of so many others. Of two pictures,
+        which neglect that what is left over is taken together with the next, and that pieces come together, the one
+        with the shorter time is the nearer."""
         queue = self._queue
         longer = stretch(self._costs.devices[queue.device].cores, self._beside(self._target)).single
         servers = self._copies[queue.device] * queue.workers
-        pieces = there * self._pieces_per_step / tick * self._servers
+        pieces = max(there * self._pieces_per_step / tick * self._servers, _RARE)
         fixed, per_row = queue.fixed * longer, queue.per_row * longer
+        if alone_with is not None:
+            once = Spread(fixed + per_row * min(1 + alone_with, queue.max_batch))
+            with contextlib.suppress(Saturated):
+                return queue_station(pieces, fixed, per_row, queue.max_batch, servers, queue.cv).wait.plus(once)
+            return self._found.stations[self._target].wait.plus(once)
         found: list[Station] = []
         with contextlib.suppress(Saturated):
             found.append(ticked_station(pieces, fixed, per_row, queue.max_batch, servers, tick))
