@@ -145,7 +145,7 @@ def audio(data: bytes) -> None:
 def video(data: bytes) -> None:
     with suppress(InvalidArgument):
         made = decode_video(data, Sampling(max_frames=16), max_seconds=20, max_pixels=100_000)
-        assert made.frames.ndim == 4 and len(made.frames) == len(made.timestamps) <= 16
+        assert made.frames.ndim == 4 and len(made.frames) <= 16
 
 
 _EVERY_HOST = HttpFetcher(MediaPolicy(url_hosts=("*",)), lambda host, port: ["10.0.0.1"])

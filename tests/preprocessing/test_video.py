@@ -22,7 +22,6 @@ def test_headers() -> None:
 
 def test_frames_are_evenly_spread() -> None:
     video = decode_video(SILENT)
-    assert video.timestamps == [0.0, 0.6, 1.2, 1.8]
     assert video.frames.shape == (4, 96, 128, 3) and video.frames.dtype == np.uint8
     for frame, index in zip(video.frames, (0, 6, 12, 18), strict=True):
         assert np.abs(frame.astype(int) - picture(128, 96, index / 23)).mean() < 12, f"this is not frame {index}"

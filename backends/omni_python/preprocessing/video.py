@@ -54,10 +54,9 @@ class VideoInfo:
 
 @dataclass(frozen=True)
 class Video:
-    """`frames` uint8 [T, H, W, 3], shown at `timestamps` seconds; `info` is of the whole file."""
+    """`frames` uint8 [T, H, W, 3]; `info` is of the whole file."""
 
     frames: np.ndarray
-    timestamps: list[float]
     info: VideoInfo
 
 
@@ -102,8 +101,7 @@ def decode_video(
             raise InvalidArgument(f"no frame of the video file can be decoded; accepted formats: {VIDEO_FORMATS}")
         info = VideoInfo(info.width, info.height, total, info.rate, info.has_sound)
         frames, _ = _decode(data, sampling.indices(total, info.rate), transform, limit, info)
-    timestamps = [index / info.rate for index in sampling.indices(info.frames, info.rate)]
-    return Video(np.stack(frames), timestamps, info)
+    return Video(np.stack(frames), info)
 
 
 def _decode(
