@@ -106,7 +106,7 @@ def test_streams_that_are_none_do_no_harm(inbox: tuple[Inbox, Received], caplog:
 
 
 def test_a_message_may_come_in_any_parts(inbox: tuple[Inbox, Received]) -> None:
-    stream = framed(AbortMessage(1, "first")) + framed(AbortMessage(1, "second"))
+    stream = b"".join(framed(encode_message(AbortMessage(1, name))) for name in ("first", "second"))
     with socket.socket(socket.AF_UNIX) as raw:
         raw.connect(inbox[0].address)
         for byte in stream:

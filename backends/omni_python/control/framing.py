@@ -6,7 +6,6 @@ import struct
 from collections.abc import Callable
 
 from omni_python.proto.errors import InvalidArgument
-from omni_python.proto.messages import ControlMessage, encode_message_into
 
 MAX_FRAME = 64 << 20
 """Bytes; larger payloads never travel inside a message."""
@@ -14,16 +13,8 @@ MAX_FRAME = 64 << 20
 _LENGTH = struct.Struct(">I")
 
 
-def framed(message: ControlMessage) -> bytearray:
-    """A message as it goes into a stream."""
-    frame = bytearray(_LENGTH.size)
-    encode_message_into(message, frame, _LENGTH.size)
-    _LENGTH.pack_into(frame, 0, len(frame) - _LENGTH.size)
-    return frame
-
-
-def framed_bytes(message: bytes) -> bytes:
-    """The same of one that is encoded already."""
+def framed(message: bytes) -> bytes:
+    """An encoded message as it goes into a stream."""
     return _LENGTH.pack(len(message)) + message
 
 

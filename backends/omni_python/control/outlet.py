@@ -11,9 +11,9 @@ from contextlib import suppress
 from itertools import islice
 from typing import Protocol
 
-from omni_python.control.framing import framed, framed_bytes
+from omni_python.control.framing import framed
 from omni_python.proto.errors import Unavailable
-from omni_python.proto.messages import ControlMessage
+from omni_python.proto.messages import ControlMessage, encode_message
 
 SEND_TIMEOUT = 5.0
 """Seconds after which a peer that takes nothing counts as gone."""
@@ -53,7 +53,7 @@ class LocalOutlet:
     def __init__(self, address: str) -> None:
         self._address = address
         self._connection: socket.socket | None = None
-        self._backlog: deque[bytes | bytearray | memoryview] = deque()
+        self._backlog: deque[bytes | memoryview] = deque()
         self._waiting = 0  # bytes in the backlog
         self._closed = False
         self._lock = threading.Lock()
@@ -61,11 +61,11 @@ class LocalOutlet:
         self._flusher: threading.Thread | None = None
 
     def send(self, message: ControlMessage) -> None:
-        self._send(framed(message))
+        self._send(framed(encode_message(message)))
 
     def forward(self, message: bytes) -> None:
         """The same with a message that is encoded already."""
-        self._send(framed_bytes(message))
+        self._send(framed(message))
 
     def try_send(self, message: ControlMessage) -> bool:
         if not self._lock.acquire(blocking=False):
@@ -73,7 +73,7 @@ class LocalOutlet:
         try:
             if self._closed or self._backlog:
                 return False
-            self._write(framed(message))
+            self._write(framed(encode_message(message)))
             return True
         finally:
             self._lock.release()
@@ -92,7 +92,7 @@ class LocalOutlet:
         if connection is not None:
             connection.close()
 
-    def _send(self, frame: bytes | bytearray) -> None:
+    def _send(self, frame: bytes) -> None:
         with self._lock:
             if self._waiting > BACKLOG and not self._changed.wait_for(self._has_room, SEND_TIMEOUT):
                 raise Unavailable(f"the process at {self._address} has stopped reading")
@@ -108,7 +108,7 @@ class LocalOutlet:
 
     # -- with the lock held
 
-    def _write(self, frame: bytes | bytearray) -> None:
+    def _write(self, frame: bytes) -> None:
         for connection in (self._connection, None):  # whoever listened has gone: another one may be there
             connection = connection or self._connect()
             if connection is None:
@@ -150,7 +150,7 @@ class LocalOutlet:
         self._waiting = 0
         self._changed.notify_all()
 
-    def _put_off(self, frame: bytes | bytearray | memoryview) -> None:
+    def _put_off(self, frame: bytes | memoryview) -> None:
         self._backlog.append(frame)
         self._waiting += len(frame)
         self._changed.notify_all()

@@ -283,14 +283,12 @@ ControlMessage = (
     | PeersMessage
 )
 
-_encoder = msgspec.msgpack.Encoder()
-encode_message = _encoder.encode
-encode_message_into = _encoder.encode_into
+encode_message = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(ControlMessage).decode
 
 
 def decode_message(frame: bytes) -> ControlMessage:
-    """Thread-safe, as encoding is. Raises `msgspec.MsgspecError` for anything that is no message."""
+    """Thread-safe, as `encode_message` is. Raises `msgspec.MsgspecError` for anything that is no message."""
     try:
         return _decode(frame)
     except (UnicodeDecodeError, RecursionError) as error:  # a tag that is no UTF-8; nests in fields to be skipped
