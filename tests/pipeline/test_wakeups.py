@@ -74,6 +74,32 @@ def test_chunks_that_wait_together_are_sent_as_one() -> None:
     assert full == TextOutput("x" * (JOINED_BYTES - 1)) and rest == TextOutput("yz")
 
 
+def test_the_beginning_of_an_answer_goes_before_the_rest_of_others() -> None:
+    sent: list[tuple[str, int]] = []
+    busy, go, done = threading.Event(), threading.Event(), threading.Semaphore(0)
+    threads = AnswerThreads(1)
+    threads.start()
+
+    def send(request_id: str, number: int) -> None:
+        sent.append((request_id, number))
+        if request_id == "a" and number == 0:
+            busy.set()
+            assert go.wait(10)
+        done.release()
+
+    for number in range(2 * SENDS_A_TURN):
+        for request_id in "abc":
+            threads.put(request_id, partial(send, request_id, number))
+    assert busy.wait(10)
+    threads.put("late", partial(send, "late", 0))
+    go.set()
+    for _ in range(6 * SENDS_A_TURN + 1):
+        assert done.acquire(timeout=10)
+    threads.stop()
+    assert [sent.index((request_id, 0)) // SENDS_A_TURN for request_id in ("a", "b", "c")] == [0, 1, 2]
+    assert sent.index(("late", 0)) == 3 * SENDS_A_TURN, "before the others' second turns"
+
+
 def test_a_client_gets_no_crowd_of_small_responses() -> None:
     now = 100.0
     sink, other = Sink(), Sink()

@@ -131,12 +131,14 @@ class _Line:
 
     backlog: deque[Callable[[], None]] = field(default_factory=deque)
     has_turn: bool = False
+    is_begun: bool = False
     kind: type[Payload] | None = None  # of the last response, where that was chunks
     rested: float = 0.0  # when more of that kind may be sent
 
     def take(self) -> Callable[[], None]:
         send = self.backlog.popleft()
         self.kind = send.kind if isinstance(send, _Chunks) else None
+        self.is_begun = True
         return send
 
     def rests(self, now: float) -> bool:
@@ -146,6 +148,39 @@ class _Line:
         first = self.backlog[0]
         can_wait = len(self.backlog) == 1 and isinstance(first, _Chunks) and first.kind is self.kind
         return can_wait and now < self.rested
+
+
+class _Turns:
+    """Each request with a turn, once. Those that have not had any come first: an answer's beginning waits for nothing
+    but what threads are sending already. Any number of threads."""
+
+    def __init__(self) -> None:
+        self._first: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._later: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._any: queue.SimpleQueue[bool] = queue.SimpleQueue()  # a True for each of both; False ends a thread
+
+    def put(self, request_id: str) -> None:
+        self._later.put(request_id)
+        self._any.put(True)
+
+    def put_first(self, request_id: str) -> None:
+        self._first.put(request_id)
+        self._any.put(True)
+
+    def end_one(self) -> None:
+        """Let a thread get None once there are no turns."""
+        self._any.put(False)
+
+    def get(self) -> str | None:
+        if not self._any.get():
+            return None
+        try:
+            return self._first.get_nowait()
+        except queue.Empty:
+            return self._later.get_nowait()
+
+    def empty(self) -> bool:
+        return self._any.empty()
 
 
 class AnswerThreads:
@@ -159,7 +194,7 @@ class AnswerThreads:
     def __init__(self, count: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._count = count
         self._clock = clock
-        self._turns: queue.SimpleQueue[str | None] = queue.SimpleQueue()  # each request with a turn, once
+        self._turns = _Turns()
         self._lines: dict[str, _Line] = {}
         self._lock = threading.Lock()
         self._threads: list[threading.Thread] = []
@@ -174,7 +209,7 @@ class AnswerThreads:
         """Send what is queued, then end."""
         self._look_at_lines(math.inf)
         for _ in self._threads:
-            self._turns.put(None)
+            self._turns.end_one()
         for thread in self._threads:
             thread.join(STOP_TIMEOUT)
 
@@ -202,7 +237,7 @@ class AnswerThreads:
     def _give_turn(self, request_id: str, line: _Line) -> None:
         if not line.has_turn:
             line.has_turn = True
-            call_later(self._turns.put, request_id)
+            call_later(self._turns.put if line.is_begun else self._turns.put_first, request_id)
 
     def relieve(self) -> None:
         now = self._clock()
