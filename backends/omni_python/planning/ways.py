@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from statistics import NormalDist
 
 from omni_python.planning.costs import Costs, StageCost
 from omni_python.planning.queues import Station
@@ -15,6 +17,7 @@ _KEPT = 2 / 3
 falls linearly to 0 over a stay."""
 
 _HARDLY = 1e-3
+_NORMAL = NormalDist()
 
 
 @dataclass(frozen=True)
@@ -43,7 +46,7 @@ def ways(costs: Costs, stations: Mapping[str, Station], slower: Mapping[str, Str
             first, end = ready.plus(last.by_some(stage.share)), ready.plus(last.plus(later).by_some(stage.share))
         if source is not None:  # it cannot end before its source
             ended = found[source].end.plus(last.by_some(stage.share))
-            end = latest([end if stage.kind == "loop" else first, ended])
+            end = last_of_both(end if stage.kind == "loop" else first, ended, ready.moments().variance)
         found[name] = Way(ready, first, end)
     return found
 
@@ -74,6 +77,35 @@ def _through_loop(ready: Mixture, stage: StageCost, station: Station, feeder: st
 
 def latest(times: Iterable[Mixture]) -> Mixture:
     return max(times, default=Mixture(), key=lambda time: time.mean)
+
+
+def last_of_both(one: Mixture, other: Mixture, common: float) -> Mixture:
+    """The later of two times, each of which is now and then: the moments are those of the greater of two normal times
+    (Clark 1961) with `common` variance, the shape is that of the one that is later on average."""
+    late, early = (one, other) if one.mean >= other.mean else (other, one)
+    first, second = late.moments(), early.moments()
+    apart = first.variance + second.variance - 2 * min(common, first.variance, second.variance)
+    if apart <= 0:
+        return late
+    deviation = math.sqrt(apart)
+    ahead = (first.mean - second.mean) / deviation
+    below, density = _NORMAL.cdf(ahead), _NORMAL.pdf(ahead)
+    mean = first.mean * below + second.mean * (1 - below) + deviation * density
+    square = (first.mean**2 + first.variance) * below + (second.mean**2 + second.variance) * (1 - below)
+    variance = square + (first.mean + second.mean) * deviation * density - mean**2
+    narrower = variance / first.variance if first.variance else 1.0
+    return Mixture(
+        tuple(
+            part._replace(
+                time=Spread(
+                    part.time.mean + mean - first.mean,
+                    part.time.variance * narrower,
+                    part.time.third * narrower**1.5,
+                )
+            )
+            for part in late.parts
+        )
+    )
 
 
 def overlap(mine: Way, theirs: Way) -> float:
