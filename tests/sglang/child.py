@@ -172,17 +172,20 @@ def collect(names: set[str]) -> dict[str, Ended]:
     return ended
 
 
-def write_why(path: Path, limits: Mapping[str, float]) -> None:
-    """From now on the process writes to `path` why it ends; `limits` replace those of `followers`."""
+def write_why(path: Path) -> None:
+    """From now on the process writes to `path` why it ends."""
 
     def end(reason: str) -> None:
         path.write_text(reason)
         os.kill(os.getpid(), signal.SIGKILL)
 
     _stage.on_broken = end
-    for name, seconds in limits.items():
-        assert hasattr(followers, name)
-        setattr(followers, name, seconds)
+
+
+def set_limit(name: str, seconds: float) -> None:
+    """One of those of `followers`."""
+    assert hasattr(followers, name)
+    setattr(followers, name, seconds)
 
 
 def step_alone(requests: Mapping[str, ThinkerInput]) -> None:

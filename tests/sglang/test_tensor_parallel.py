@@ -122,9 +122,24 @@ def wait_for(look: Callable[[], list[T]]) -> list[T]:
     return found
 
 
+def test_ranks_that_are_stopped_together_go_on(thinker: Child) -> None:
+    """For longer than a follower may be silent: nobody could hear it meanwhile."""
+    thinker.call(child.set_limit, "SILENCE", 3.0)
+    ranks = ranks_of(thinker)
+    for rank in ranks:
+        rank.suspend()
+    time.sleep(4)
+    for rank in reversed(ranks):
+        rank.resume()
+    given = talks(1, 1000)
+    check(thinker.call(child.together, inputs(given))["r0"], given["r0"])
+    assert ranks_of(thinker) == ranks
+    thinker.call(child.set_limit, "SILENCE", SILENCE)
+
+
 def test_a_follower_that_a_signal_stops_ends_its_stage_at_once(thinker: Child, tmp_path: Path) -> None:
     """Rank 0 would wait for it in a collective for ever. The last test of this process."""
-    thinker.call(child.write_why, tmp_path / "why", {})
+    thinker.call(child.write_why, tmp_path / "why")
     given = sampled(talks(1, 800), max_tokens=200, ignore_eos=True)
     thinker.call(child.submit, given)
     ranks = ranks_of(thinker)
@@ -157,7 +172,8 @@ def small_thinker() -> Iterator[Child]:
 
 
 def test_a_silent_follower_ends_its_stage(small_thinker: Child, tmp_path: Path) -> None:
-    small_thinker.call(child.write_why, tmp_path / "why", {"SILENCE": 3.0})
+    small_thinker.call(child.write_why, tmp_path / "why")
+    small_thinker.call(child.set_limit, "SILENCE", 3.0)
     ranks = ranks_of(small_thinker)
     time.sleep(SIGN_PERIOD)
     with Traced(ranks[1].pid):
@@ -167,11 +183,12 @@ def test_a_silent_follower_ends_its_stage(small_thinker: Child, tmp_path: Path) 
 
 def test_a_step_without_end_ends_its_stage(small_thinker: Child, tmp_path: Path) -> None:
     """One rank is in a collective that the other never enters; both show life."""
-    small_thinker.call(child.write_why, tmp_path / "why", {"LONGEST_STEP": 3.0})
+    small_thinker.call(child.write_why, tmp_path / "why")
+    small_thinker.call(child.set_limit, "LONGEST_STEP", 2.0)
     ranks = ranks_of(small_thinker)
     small_thinker.call(child.step_alone, inputs(talks(1, 900)))
     wait_gone(ranks, 30)
-    assert (tmp_path / "why").read_text() == f"a step has not ended for 3 s on rank 0, {FOLLOWER}"
+    assert (tmp_path / "why").read_text() == f"a step has not ended for 2 s on rank 0, {FOLLOWER}"
 
 
 def test_a_follower_that_is_stopped_while_it_starts_is_told_of() -> None:
