@@ -7,6 +7,8 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
+from omni_python.layers.cuda_graph import captured
+
 
 class CapturedStep:
     """`function`, captured once for each power of two of rows; on the CPU called as it is.
@@ -80,18 +82,9 @@ class CapturedStep:
             return size
         if self._stream is None:
             self._stream = torch.cuda.Stream(self._device)
-        current = torch.cuda.current_stream(self._device)
-        self._stream.wait_stream(current)
-        with torch.cuda.stream(self._stream):
-            self._function(size.inputs)  # kernels are compiled, and libraries allocate their workspaces
-        current.wait_stream(self._stream)
-        current.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        # Other stages of this process may use the device meanwhile, from their own threads.
-        with torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local"):
-            size.output = self._function(size.inputs)
-        size.graph = graph
-        size.result = torch.empty(size.output.shape, dtype=size.output.dtype, pin_memory=True)
+        size.graph, output = captured(lambda: self._function(size.inputs), self._stream)
+        size.output = output
+        size.result = torch.empty(output.shape, dtype=output.dtype, pin_memory=True)
         return size
 
 

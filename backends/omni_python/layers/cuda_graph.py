@@ -4,9 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
+
+T = TypeVar("T")
+
+
+def captured(function: Callable[[], T], stream: torch.cuda.Stream, pool: Any = None) -> tuple[torch.cuda.CUDAGraph, T]:
+    """The work of `function` as a graph, and what it returned, which every replay overwrites.
+
+    It is called twice, on `stream`: at first kernels are compiled, and libraries allocate their workspaces, neither of
+    which can be captured. Graphs of one `pool` share their memory.
+    """
+    current = torch.cuda.current_stream(stream.device)
+    stream.wait_stream(current)
+    with torch.cuda.stream(stream):
+        function()
+    current.wait_stream(stream)
+    current.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    # Other stages of this process may use the device meanwhile, from their own threads.
+    with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+        outputs = function()
+    return graph, outputs
 
 
 @dataclass(slots=True, frozen=True)
@@ -37,24 +58,16 @@ class GraphedOnCuda:
         key = (*(tensor.shape for tensor in inputs), *fixed.items())
         if key not in self._captured:
             self._captured[key] = self._capture(inputs, fixed)
-        captured = self._captured[key]
-        for place, tensor in zip(captured.inputs, inputs, strict=True):
+        kept = self._captured[key]
+        for place, tensor in zip(kept.inputs, inputs, strict=True):
             place.copy_(tensor)
-        captured.graph.replay()
-        return tuple(tensor.clone() for tensor in captured.outputs)
+        kept.graph.replay()
+        return tuple(tensor.clone() for tensor in kept.outputs)
 
     def _capture(self, inputs: tuple[torch.Tensor, ...], fixed: dict[str, int]) -> _Captured:
         static = tuple(tensor.clone() for tensor in inputs)
         if self._stream is None:
             self._stream = torch.cuda.Stream(inputs[0].device)
             self._pool = torch.cuda.graph_pool_handle()
-        stream = self._stream
-        stream.wait_stream(torch.cuda.current_stream(inputs[0].device))
-        with torch.cuda.stream(stream):
-            self._function(*static, **fixed)  # libraries allocate their workspaces in their first call
-        torch.cuda.current_stream(inputs[0].device).wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
-        # Other stages of this process may use the device meanwhile, from their own threads.
-        with torch.cuda.graph(graph, pool=self._pool, stream=stream, capture_error_mode="thread_local"):
-            outputs = self._function(*static, **fixed)
+        graph, outputs = captured(lambda: self._function(*static, **fixed), self._stream, self._pool)
         return _Captured(graph, static, outputs)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from omni_python.layers.cuda_graph import captured
 from omni_python.layers.decoder import Deepstack
 
 PROMPT_SIZES = (32, 64, 128, 256, 512)
@@ -77,14 +78,14 @@ class PackedPrompts:
         Returns the normed output and the tapped hidden state, each [n, H]; the next call overwrites them.
         """
         tokens = len(embeds)
-        captured = self._of_size(next(size for size in self._sizes if size >= tokens))
-        captured.fill(embeds, positions, starts, slots, deepstack)
-        if captured.graph is None:
-            hidden, tapped = self._compute(captured.rows)
+        kept = self._of_size(next(size for size in self._sizes if size >= tokens))
+        kept.fill(embeds, positions, starts, slots, deepstack)
+        if kept.graph is None:
+            hidden, tapped = self._compute(kept.rows)
         else:
-            captured.graph.replay()
-            assert captured.outputs is not None
-            hidden, tapped = captured.outputs
+            kept.graph.replay()
+            assert kept.outputs is not None
+            hidden, tapped = kept.outputs
         return hidden[:tokens], tapped[:tokens]
 
     def _of_size(self, size: int) -> _Captured:
@@ -93,21 +94,10 @@ class PackedPrompts:
         return self._captured[size]
 
     def _capture(self, size: int) -> _Captured:
-        captured = _Captured(size, self._like, self._spare_slot, self._deepstack_layers)
-        if self._stream is None:
-            return captured
-        current = torch.cuda.current_stream(self._like.device)
-        self._stream.wait_stream(current)
-        with torch.cuda.stream(self._stream):
-            self._compute(captured.rows)  # kernels are compiled, and libraries allocate their workspaces
-        current.wait_stream(self._stream)
-        current.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        # Other stages of this process may use the device meanwhile, from their own threads.
-        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
-            captured.outputs = self._compute(captured.rows)
-        captured.graph = graph
-        return captured
+        kept = _Captured(size, self._like, self._spare_slot, self._deepstack_layers)
+        if self._stream is not None:
+            kept.graph, kept.outputs = captured(lambda: self._compute(kept.rows), self._stream, self._pool)
+        return kept
 
 
 class _Captured:
