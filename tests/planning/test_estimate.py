@@ -75,7 +75,7 @@ def level(clients: int) -> Level:
         "ar": Batches(rows / batch, rows, rows * batch),
         "vocoder": Batches(2 * clients, 2 * clients, 2 * clients),
     }
-    return Level(clients, [answered(clients) for _ in range(clients)], done, {})
+    return Level(clients, [answered(clients) for _ in range(clients)], done, {}, 0.2)
 
 
 def test_costs_are_those_of_the_traces() -> None:
@@ -99,12 +99,24 @@ def test_a_process_that_had_half_a_core_computed_half_as_long() -> None:
     metrics = ServerMetrics({}, {}, {}, frozenset({"ar"}), None)
     alone = level(1)
     took = FIRST + 10 * (FIXED + PER_ROW)
-    starved = Level(1, alone.answers, alone.batches, {"it_ar": took / 2, "it_vocoder": 1.0, "tritonserver": 0.020})
+    starved = Level(1, alone.answers, alone.batches, {"it_ar": took / 2, "it_vocoder": 1.0, "tritonserver": 0.020}, 0.2)
     [_, loop, vocoder] = estimate([starved], metrics, "it", 2, "").stages.values()
     assert loop.fixed_ms == pytest.approx((FIXED + PER_ROW) / 2 * 1e3, rel=0.01)
     assert vocoder.fixed_ms == pytest.approx(3), "more CPU than its steps took makes them no longer"
     other = estimate([starved], metrics, "it", 2, "").devices["host"].other_ms
     assert other == pytest.approx((took / 2 + 1.0 + 0.020 - took / 2 - 0.006 - 0.002) * 1e3, rel=0.01)
+
+
+def test_what_a_server_does_without_requests_is_told_apart() -> None:
+    """10 ms of each request and 5 % of a core all the time, beside what the stages computed."""
+    metrics = ServerMetrics({}, {}, {}, frozenset({"ar"}), None)
+    seen = []
+    for clients, seconds in ((1, 0.4), (4, 0.9), (8, 1.3)):
+        computed = FIRST + 10 * (FIXED + clients * PER_ROW) + clients * 0.008
+        cpu = {"tritonserver": computed + clients * 0.010 + seconds * 0.05}
+        seen.append(Level(clients, level(clients).answers, level(clients).batches, cpu, seconds))
+    host = estimate(seen, metrics, "it", 2, "").devices["host"]
+    assert (host.other_ms, host.standing) == (pytest.approx(10, rel=0.02), pytest.approx(0.05, rel=0.02))
 
 
 def test_stages_that_computed_at_once_had_half_of_their_gpu() -> None:
@@ -120,7 +132,7 @@ def test_stages_that_computed_at_once_had_half_of_their_gpu() -> None:
 def test_nothing_was_answered() -> None:
     metrics = ServerMetrics({}, {}, {}, frozenset(), None)
     with pytest.raises(Unavailable, match="no request was answered"):
-        estimate([Level(1, [], {}, {})], metrics, "it", 1, "")
+        estimate([Level(1, [], {}, {}, 0.0)], metrics, "it", 1, "")
 
 
 def test_metrics_of_one_pipeline() -> None:

@@ -11,6 +11,7 @@ import pytest
 from scipy import stats
 
 from omni_python.planning.costs import Costs, Device, StageCost
+from omni_python.planning.prediction import predict
 from omni_python.planning.queues import Saturated, Station, erlang_c, loop_station, queue_station
 from omni_python.planning.sharing import Beside, Stretch, stretch
 from omni_python.planning.spread import Mixture, Spread
@@ -126,6 +127,18 @@ def one_queue(chance: random.Random) -> tuple[StageCost, float]:
         workers=chance.choice([1, 1, 3]),
     )
     return stage, chance.uniform(0.2, 0.85) * stage.workers / stage.least_work
+
+
+def test_what_a_device_does_without_requests_is_use_of_it() -> None:
+    stage = StageCost(device="host", fixed_ms=10, workers=4, output="text")
+    busy, saturation = [], []
+    for standing in (0.0, 0.5):
+        costs = Costs(devices={"host": Device(cores=2, other_ms=5, standing=standing)}, stages={"it": stage})
+        plan = predict(costs, 40.0, {"host": 1})
+        busy.append(plan.devices["host"].busy)
+        saturation.append(plan.saturation)
+    assert busy == pytest.approx([40 * 0.015 / 2, 40 * 0.015 / 2 + 0.25])
+    assert saturation[1] < saturation[0]
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -45,14 +45,15 @@ def at_once(stage: StageCost, use: float, lasting: float = 0.0) -> list[Beside]:
 def other_work(device: Device, rate: float) -> list[Beside]:
     """The work on a device that is no stage's: as if done by as many as it keeps busy."""
     each = device.other_ms / 1e3
-    pieces = int(rate * each) + 1
-    return [Beside(rate * each / pieces, each)] * pieces
+    use = rate * each + device.standing
+    pieces = int(use) + 1
+    return [Beside(use / pieces, each)] * pieces
 
 
 def _limit(costs: Costs, name: str) -> Limit:
     device, stages = costs.devices[name], dict(costs.on(name))
     if not stages:
-        return Limit(device.cores / max(device.other_ms / 1e3, 1e-9), "")
+        return Limit((device.cores - device.standing) / max(device.other_ms / 1e3, 1e-9), "")
     alone = {stage: costed.workers / (costed.share * costed.least_work) for stage, costed in stages.items()}
     least, most = 0.0, min(alone.values())
     for _ in range(_HALVINGS):

@@ -21,13 +21,15 @@ class Device(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
 
     A copy has so many `gpus`: 0 for cores of a CPU, 2 and more for a stage that tensor parallelism spreads over them.
     `cores` steps run at full speed side by side: 1 on a GPU, whose streams share it. `other_ms` is the work of a
-    request on it outside all stages, such as the server's own. `memory_gib` is that of one GPU.
+    request on it outside all stages, such as the server's own, and `standing` the cores that it uses with requests or
+    without, for signs of life and metrics. `memory_gib` is that of one GPU.
     """
 
     gpus: int = 0
     cores: float = 1.0
     memory_gib: float | None = None
     other_ms: float = 0.0
+    standing: float = 0.0
 
 
 class StageCost(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
@@ -204,6 +206,8 @@ def _device_problems(costs: Costs) -> Iterator[Problem]:
             yield Problem(f"{path}.gpus", f"must not be negative, not {device.gpus}")
         if not (device.other_ms >= 0 and math.isfinite(device.other_ms)):
             yield Problem(f"{path}.other_ms", f"must not be negative, not {device.other_ms:g}")
+        if not 0 <= device.standing < device.cores:
+            yield Problem(f"{path}.standing", f"must be at least 0 and less than its cores, not {device.standing:g}")
         if device.memory_gib is not None and not device.memory_gib > 0:
             yield Problem(f"{path}.memory_gib", f"must be above 0, not {device.memory_gib:g}")
 

@@ -40,7 +40,7 @@ def estimate(levels: Sequence[Level], metrics: ServerMetrics, pipeline: str, cor
             first_audio_ms=_median_ms(one.first_audio for one in alone.answers),
             whole_ms=_median_ms(one.whole for one in alone.answers),
         ),
-        devices=_devices(alone, shares[0], metrics, stages, cores),
+        devices=_devices(levels, shares, metrics, stages, cores),
         stages={stage: _stage(levels, shares, metrics, stage) for stage in stages},
     )
     check_costs(costs)
@@ -211,17 +211,42 @@ def _output(alone: Level, stage: str) -> Literal["text", "audio"] | None:
 
 
 def _devices(
-    alone: Level, had: Mapping[str, float], metrics: ServerMetrics, stages: Sequence[str], cores: float
+    levels: Sequence[Level],
+    shares: Sequence[Mapping[str, float]],
+    metrics: ServerMetrics,
+    stages: Sequence[str],
+    cores: float,
 ) -> dict[str, Device]:
     on_host = [stage for stage in stages if stage not in metrics.gpus]
-    other = 0.0
-    if alone.cpu:
-        computed = sum(_wall(alone, stage) * had[stage] for stage in on_host)
-        other = max(0.0, sum(alone.cpu.values()) - computed) / len(alone.answers)
+    other, standing = _other_work(levels, shares, on_host)
     memory = None if metrics.gpu_bytes is None else round(metrics.gpu_bytes / _GIB, 1)
     names = dict.fromkeys(_device(metrics, stage) for stage in stages)
     made = {name: Device(gpus=1, memory_gib=memory) for name in names if name != HOST}
-    return {HOST: Device(cores=cores, other_ms=_ms(other)), **made} if on_host or other else made
+    if not (on_host or other or standing):
+        return made
+    return {HOST: Device(cores=cores, other_ms=_ms(other), standing=round(standing, _DIGITS)), **made}
+
+
+def _other_work(
+    levels: Sequence[Level], shares: Sequence[Mapping[str, float]], on_host: Sequence[str]
+) -> tuple[float, float]:
+    """CPU seconds of a request beyond the stages' steps, and those of each second: what a level used for all of its
+    requests grows with their number and with the time that they took (least squares, neither negative)."""
+    used, work = [], []
+    for level, had in zip(levels, shares, strict=True):
+        if level.cpu:
+            computed = sum(_wall(level, stage) * had[stage] for stage in on_host)
+            used.append(max(0.0, sum(level.cpu.values()) - computed) / len(level.answers))
+            work.append((1.0, level.seconds / len(level.answers)))
+    if not used:
+        return 0.0, 0.0
+    if len(used) > 1:
+        (other, standing), *_ = np.linalg.lstsq(np.array(work), np.array(used), rcond=None)
+        if other >= 0 and standing >= 0:
+            return float(other), float(standing)
+        if other < 0:
+            return 0.0, statistics.fmean(one / seconds for one, (_, seconds) in zip(used, work, strict=True))
+    return statistics.fmean(used), 0.0
 
 
 def _device(metrics: ServerMetrics, stage: str) -> str:

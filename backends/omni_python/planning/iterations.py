@@ -13,11 +13,11 @@ from typing import NamedTuple
 import numpy as np
 
 from omni_python.planning.sharing import Stretch
-from omni_python.planning.spread import Spread
+from omni_python.planning.spread import Mixture, Part, Spread
 
 _MOST_STATES = 240
 _HARDLY = 1e-4
-_NEVER = 1e-12
+_NEVER = 1e-9
 
 
 _COMPANIES = 4
@@ -46,7 +46,13 @@ class Begin(NamedTuple):
 
 
 def to_begin(
-    rate: float, first: float, step: float, use: float, slower: Stretch, slow: float, quiet: Stretch | None = None
+    rate: float,
+    first: float,
+    step: float,
+    use: float,
+    slower: Stretch,
+    slow: float,
+    quiet: Stretch | None = None,
 ) -> Begin:
     """Of those who come to a loop that iterates for the share `use` of the time. A `first` step and a `step` of the
     others (seconds) are as long as others on the device make them on average; `slow` is the variance of `step` by the
@@ -63,20 +69,23 @@ def to_begin(
     lengths = (step + first * news)[:, None] * factors
     moves = _moves(lengths, levels, slower.lasting)
     found = _stationary(rate, lengths, moves) * lengths
-    idle = (
-        _idle(first / slower.steady, quiet)
-        if quiet
-        else [float((found / found.sum()).sum(0) @ (factors * first) ** power) for power in (1, 2, 3)]
-    )
-    wait, whole = _what_arrivals_find(rate, first, use, lengths, found / found.sum(), moves, factors, slow, idle)
-    rest = Spread(*(all_of - part for all_of, part in zip(whole, wait, strict=True)))
-    company = _by_company(rate, first, use, lengths, found / found.sum(), moves, factors, slow, idle)
+    found /= found.sum()
+    if quiet is None:
+        idle = [float(found.sum(0) @ (factors * first) ** power) for power in (1, 2, 3)]
+    else:
+        idle = [
+            sum(chance * (first / slower.steady * by) ** power for by, chance in quiet.levels) for power in (1, 2, 3)
+        ]
+    others = poisson(rate * lengths.ravel(), len(news)).reshape(*lengths.shape, len(news))
+    company = _by_company(first, use, lengths, found, moves, factors, slow, idle, others)
     fed = found * np.array(slower.fed)
-    if not fed.sum():
-        return Begin(wait, rest, None, company, ())
-    _, beside = _what_arrivals_find(rate, first, use, lengths, fed / fed.sum(), moves, factors, slow, idle)
-    fed_company = _by_company(rate, first, use, lengths, fed / fed.sum(), moves, factors, slow, idle)
-    return Begin(wait, rest, beside, company, fed_company)
+    beside: tuple[Company, ...] = ()
+    if fed.sum():
+        beside = _by_company(first, use, lengths, fed / fed.sum(), moves, factors, slow, idle, others)
+    wait = Spread.of_moments(*(use * float((found * moment).sum()) for moment in _waits(lengths, slow)))
+    whole = _together(company)
+    rest = Spread(*(all_of - part for all_of, part in zip(whole, wait, strict=True)))
+    return Begin(wait, rest, _together(beside) if beside else None, company, beside)
 
 
 def _news(rate: float, first: float, step: float, most: float, levels: int) -> int:
@@ -126,49 +135,13 @@ def _stationary(rate: float, lengths: np.ndarray, moves: np.ndarray) -> np.ndarr
     return np.maximum(np.linalg.solve(system, right), 0.0).reshape(news, levels)
 
 
-def _what_arrivals_find(
-    rate: float,
-    first: float,
-    use: float,
-    lengths: np.ndarray,
-    found: np.ndarray,
-    moves: np.ndarray,
-    factors: np.ndarray,
-    slow: float,
-    idle: Sequence[float],
-) -> tuple[Spread, Spread]:
-    """U L, and U L + F (1 + N), where U is uniform in 0..1, N a Poisson number of mean rate L, and F a
-    first step at the next iteration's level."""
+def _waits(lengths: np.ndarray, slow: float) -> list[np.ndarray]:
+    """The moments of U L, where U is uniform in 0..1."""
     grown = 1 + slow, (1 + slow) * (1 + 2 * slow), (1 + slow) * (1 + 2 * slow) * (1 + 3 * slow)
-    one, two, three = (lengths ** (power + 1) * more for power, more in enumerate(grown))
-    waits = [one / 2, two / 3, three / 4]
-    # Of N, and of U L N and the like, given L.
-    crowd = [rate * one, rate * one + rate**2 * two, rate * one + 3 * rate**2 * two + rate**3 * three]
-    mixed = [rate * two / 2, rate * two / 2 + rate**2 * three / 2, rate * three / 3]  # U L N, U L N^2, (U L)^2 N
-    begin = [0.0, 0.0, 0.0]
-    for level, factor in enumerate(factors):
-        weight = use * found * moves[:, :, level]
-        last = factor * first
-        ones = last * (1 + crowd[0])
-        squares = last**2 * (1 + 2 * crowd[0] + crowd[1])
-        cubes = last**3 * (1 + 3 * crowd[0] + 3 * crowd[1] + crowd[2])
-        with_one, with_square = last * (waits[0] + mixed[0]), last**2 * (waits[0] + 2 * mixed[0] + mixed[1])
-        begin[0] += float((weight * (waits[0] + ones)).sum())
-        begin[1] += float((weight * (waits[1] + 2 * with_one + squares)).sum())
-        begin[2] += float((weight * (waits[2] + 3 * last * (waits[1] + mixed[2]) + 3 * with_square + cubes)).sum())
-    for power in range(3):
-        begin[power] += (1 - use) * idle[power]
-    wait = Spread.of_moments(*(use * float((found * moment).sum()) for moment in waits))
-    return wait, Spread.of_moments(*begin)
-
-
-def _idle(first: float, quiet: Stretch) -> list[float]:
-    """The moments of a first step in a loop that was idle."""
-    return [sum(chance * (first * factor) ** power for factor, chance in quiet.levels) for power in (1, 2, 3)]
+    return [lengths ** (power + 1) * more / (power + 2) for power, more in enumerate(grown)]
 
 
 def _by_company(
-    rate: float,
     first: float,
     use: float,
     lengths: np.ndarray,
@@ -177,30 +150,37 @@ def _by_company(
     factors: np.ndarray,
     slow: float,
     idle: Sequence[float],
+    others: np.ndarray,
 ) -> tuple[Company, ...]:
-    """U L + F (1 + N) by N, which is the number of those who come in the same iteration, and for an idle loop."""
-    grown = 1 + slow, (1 + slow) * (1 + 2 * slow), (1 + slow) * (1 + 2 * slow) * (1 + 3 * slow)
-    waits = [lengths ** (power + 1) * more / (power + 2) for power, more in enumerate(grown)]
-    counts = poisson(rate * lengths.ravel(), _COMPANIES).reshape(*lengths.shape, _COMPANIES)
-    kinds = [(counts[..., number], np.full(lengths.shape, float(number))) for number in range(_COMPANIES)]
-    more = np.maximum(1 - counts.sum(-1), 0.0)
-    left = rate * lengths - counts @ np.arange(_COMPANIES)
-    kinds.append((more, left / np.maximum(more, _NEVER)))
-    made = [Company(1 - use, None, Spread.of_moments(*idle))]
-    for chances, others in kinds:
-        weight = found * chances
-        share = float(weight.sum())
-        if share < _HARDLY:
-            continue
-        moments = [0.0, 0.0, 0.0]
-        for level, factor in enumerate(factors):
-            now, last = weight * moves[:, :, level] / share, factor * first * (1 + others)
-            moments[0] += float((now * (waits[0] + last)).sum())
-            moments[1] += float((now * (waits[1] + 2 * last * waits[0] + last**2)).sum())
-            moments[2] += float((now * (waits[2] + 3 * last * waits[1] + 3 * last**2 * waits[0] + last**3)).sum())
-        made.append(Company(use * share, float((weight * others).sum()) / share, Spread.of_moments(*moments)))
+    """U L + F (1 + N) by N, whose probabilities are `others`, with F a first step at the next iteration's level; and
+    the first step of those who find the loop idle."""
+    count = others.shape[-1]
+    numbers, flat = np.arange(count), others.reshape(-1, count)
+    chances, moments = np.zeros(count), np.zeros((3, count))
+    for level, factor in enumerate(factors):
+        weight = found * moves[:, :, level]
+        last = factor * first * (1 + numbers)
+        none, one, two, three = (
+            (weight * moment).ravel() @ flat for moment in (np.ones_like(lengths), *_waits(lengths, slow))
+        )
+        chances += none
+        moments[0] += one + last * none
+        moments[1] += two + 2 * last * one + last**2 * none
+        moments[2] += three + 3 * last * two + 3 * last**2 * one + last**3 * none
+    kinds = [np.array([number]) for number in range(_COMPANIES)] + [np.arange(_COMPANIES, count)]
+    made = [Company(1 - use, None, Spread.of_moments(idle[0], idle[1], idle[2]))] if use < 1 else []
+    for kind in kinds:
+        share = float(chances[kind].sum())
+        if share > _NEVER:
+            of_them = moments[:, kind].sum(1) / share
+            number = float(chances[kind] @ kind) / share
+            made.append(Company(use * share, number, Spread.of_moments(*map(float, of_them))))
     whole = sum(one.chance for one in made)
-    return tuple(one._replace(chance=one.chance / whole) for one in made if one.chance > 0)
+    return tuple(one._replace(chance=one.chance / whole) for one in made)
+
+
+def _together(company: Sequence[Company]) -> Spread:
+    return Mixture(tuple(Part(one.chance, one.time) for one in company)).moments()
 
 
 def poisson(means: np.ndarray, count: int) -> np.ndarray:

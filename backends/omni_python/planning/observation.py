@@ -32,13 +32,14 @@ class Answered:
 
 @dataclass(frozen=True)
 class Level:
-    """What `clients` that ask again and again saw. `batches` is what each stage computed meanwhile, `cpu` the CPU
-    seconds by process where the server runs on this machine (this process is `GENERATOR`)."""
+    """What `clients` that ask again and again saw in `seconds`. `batches` is what each stage computed meanwhile, `cpu`
+    the CPU seconds by process where the server runs on this machine (this process is `GENERATOR`)."""
 
     clients: int
     answers: list[Answered]
     batches: dict[str, Batches]
     cpu: dict[str, float]
+    seconds: float
 
 
 def observe(
@@ -60,7 +61,7 @@ def observe(
             cpu = usage.cpu_seconds(start, end)
             after = _settled(metrics_url, pipeline)
             batches = {stage: done.since(before.batches.get(stage, Batches())) for stage, done in after.batches.items()}
-            found.append(Level(clients, answers, batches, cpu if set(cpu) - {GENERATOR} else {}))
+            found.append(Level(clients, answers, batches, cpu if set(cpu) - {GENERATOR} else {}, end - start))
             before = after
     return found, before
 

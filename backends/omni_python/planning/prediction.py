@@ -142,7 +142,7 @@ def at_concurrency(costs: Costs, clients: float, copies: Mapping[str, int], perc
     rate = min(clients / found.whole.mean_ms * 1e3, most)
     # Work, which depends on the batches, with all of them there; but one alone is never in a batch with itself.
     together = clients - 1 / clients
-    work = _at_rate(predict(roomy, _rate_of(roomy, together, copies), copies, percentile), rate)
+    work = _at_rate(roomy, predict(roomy, _rate_of(roomy, together, copies), copies, percentile), rate)
     mean = clients / rate * 1e3
     return msgspec.structs.replace(
         work,
@@ -168,11 +168,16 @@ def _rate_of(costs: Costs, there: float, copies: Mapping[str, int]) -> float:
     return least
 
 
-def _at_rate(found: Prediction, rate: float) -> Prediction:
+def _at_rate(costs: Costs, found: Prediction, rate: float) -> Prediction:
     """With the work of another rate (the utilisation law)."""
+    standing = {name: device.standing / device.cores for name, device in costs.devices.items()}
     more = rate / found.rate
     devices = {
-        name: msgspec.structs.replace(device, busy=min(1.0, device.busy * more), load=device.load * more)
+        name: msgspec.structs.replace(
+            device,
+            busy=min(1.0, standing[name] + (device.busy - standing[name]) * more),
+            load=device.load * more,
+        )
         for name, device in found.devices.items()
     }
     stages = {
@@ -229,4 +234,4 @@ def _cores_used(costs: Costs, found: Balance, device: str, rate: float) -> float
         found.stations[name].utilisation * stage.workers / factor(stage, found.slower[name])
         for name, stage in costs.on(device)
     )
-    return used + rate * costs.devices[device].other_ms / 1e3
+    return used + rate * costs.devices[device].other_ms / 1e3 + costs.devices[device].standing
