@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -39,7 +38,7 @@ class ThinkerModelRunner(AnswerModelRunner[ThinkerRequest]):
         decode_target: str = "decode",
         speech_target: str | None = "segmenter",
     ) -> None:
-        super().__init__([end], token_bytes, decode_target)
+        super().__init__([end], token_bytes, decode_target, thinker.model.embed_tokens)
         self._thinker = thinker
         self._media = media
         self._speech_target = speech_target
@@ -70,11 +69,6 @@ class ThinkerModelRunner(AnswerModelRunner[ThinkerRequest]):
         for kind, features, what in ((SEEN, request.seen, "picture"), (HEARD, request.heard, "sound")):
             put_media(embeds, (kinds == kind).nonzero()[:, 0], features, what)
         return PromptInput(embeds, request.prompt.position_ids.to(self._device))
-
-    def decode_embeds(self, rows: Sequence[ThinkerRequest]) -> torch.Tensor:
-        ids = torch.tensor([row.generated[-1] for row in rows], device=self._device)
-        embeds: torch.Tensor = self._thinker.model.embed_tokens(ids)
-        return embeds
 
     def forward(self, batch: ForwardBatch[ThinkerRequest]) -> tuple[torch.Tensor, torch.Tensor]:
         hidden = self._thinker.model.read(batch.embeds, batch.positions, self.cache, batch.plan, self._routed(batch))

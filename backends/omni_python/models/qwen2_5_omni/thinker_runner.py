@@ -39,7 +39,7 @@ class Qwen25ThinkerRunner(AnswerModelRunner[QuestionRequest]):
         decode_target: str = "decode",
         talker_target: str | None = "talker",
     ) -> None:
-        super().__init__(eos_ids, token_bytes, decode_target)
+        super().__init__(eos_ids, token_bytes, decode_target, thinker.model.embed_tokens)
         self._thinker = thinker
         self._media = media
         self._talker_target = talker_target
@@ -75,10 +75,6 @@ class Qwen25ThinkerRunner(AnswerModelRunner[QuestionRequest]):
         ):
             put_media(embeds, (ids == token).nonzero()[:, 0], features, kind)
         return PromptInput(embeds, row.question.position_ids.to(self._device))
-
-    def decode_embeds(self, rows: Sequence[QuestionRequest]) -> torch.Tensor:
-        ids = torch.tensor([row.generated[-1] for row in rows], device=self._device)
-        return self._thinker.model.embed_tokens(ids)
 
     def forward(self, batch: ForwardBatch[QuestionRequest]) -> tuple[torch.Tensor, torch.Tensor]:
         hidden, _ = self.through(self._thinker.model, batch)

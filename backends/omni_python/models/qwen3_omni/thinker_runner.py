@@ -55,7 +55,7 @@ class ThinkerModelRunner(AnswerModelRunner[ThinkerRequest]):
     ) -> None:
         """`fused_rows` above 0: decode steps are captured, with the fused kernels, for up to so many requests, and
         short prompts too, whose vision features come with `deepstack_layers` layers of deepstack features."""
-        super().__init__(eos_ids, token_bytes, decode_target)
+        super().__init__(eos_ids, token_bytes, decode_target, thinker.model.embed_tokens)
         self._fused_rows = fused_rows
         self._deepstack_layers = deepstack_layers
         self._decode: ThinkerDecode | None = None
@@ -132,10 +132,6 @@ class ThinkerModelRunner(AnswerModelRunner[ThinkerRequest]):
             layers = [torch.cat([t.to(self._device, self._dtype) for t in layer]) for layer in zip(*kinds, strict=True)]
             deepstack = Deepstack(torch.cat(places).to(self._device), layers)
         return PromptInput(embeds, request.prompt.position_ids.to(self._device), deepstack)
-
-    def decode_embeds(self, rows: Sequence[ThinkerRequest]) -> torch.Tensor:
-        ids = torch.tensor([row.generated[-1] for row in rows], device=self._device)
-        return self._thinker.model.embed_tokens(ids)
 
     def forward(self, batch: ForwardBatch[ThinkerRequest]) -> tuple[torch.Tensor, torch.Tensor]:
         speaking = [

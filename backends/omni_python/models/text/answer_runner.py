@@ -6,6 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+import torch
+from torch import nn
+
 from omni_python.model_runner.base import ARModelRunner, ARRequest
 from omni_python.models.text.detokenizer import Detokenizer, StopStrings, TokenBytes
 from omni_python.models.text.options import GenerationOptions
@@ -32,10 +35,19 @@ A = TypeVar("A", bound=AnswerRequest)
 class AnswerModelRunner(ARModelRunner[A]):
     """Emits each answer token to `decode_target`, and what `emit_speech` adds."""
 
-    def __init__(self, eos_ids: Sequence[int], token_bytes: TokenBytes, decode_target: str) -> None:
+    def __init__(
+        self, eos_ids: Sequence[int], token_bytes: TokenBytes, decode_target: str, embed_tokens: nn.Embedding
+    ) -> None:
         self._eos_ids = frozenset(eos_ids)
         self._token_bytes = token_bytes
         self._decode_target = decode_target
+        self._embed_tokens = embed_tokens
+
+    def decode_embeds(self, rows: Sequence[A]) -> torch.Tensor:
+        """[rows, H]: of each row's newest token."""
+        ids = torch.tensor([row.generated[-1] for row in rows], device=self._embed_tokens.weight.device)
+        embeds: torch.Tensor = self._embed_tokens(ids)
+        return embeds
 
     def emit_speech(self, row: A) -> list[OutgoingMessage]:
         """What the newest step gives to the stages that speak the answer; called for rows with `speech` alone."""
