@@ -305,3 +305,11 @@ def test_what_another_coordinator_submits_is_dropped(line: Pipeline) -> None:
     line.processes["a"]._on_message(SubmitMessage(new_epoch(), "foreign-1", "a", Envelope("request.OmniRequest", b"")))
     assert stage.accepted == 1 and not stage.is_open("foreign-1")
     line.wait_empty()
+
+
+def test_slots_that_a_killed_process_told_of_are_told_of_by_its_successor(line: Pipeline) -> None:
+    """Triton keeps the numbers of the dead: each must be written again, those of slots that were being written, too."""
+    end = time.monotonic() + 5
+    while len(told := line.processes["a"].relay_slots_by_reader()) < 5 and time.monotonic() < end:
+        time.sleep(0.01)
+    assert told == {"": 0, "a": 0, "b": 0, "c": 0, "orchestrator": 0}

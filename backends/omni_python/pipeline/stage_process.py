@@ -113,9 +113,12 @@ class StageProcess:
         return dict(self._carrier.carried)
 
     def relay_slots_by_reader(self) -> Counter[str]:
-        """Relay slots out, by the process that reads them: "orchestrator", and "" for those that are being written."""
+        """Relay slots out, by the process that reads them: "orchestrator", and "" for those that are being written.
+
+        All that there may be are told of, with 0, too: a killed predecessor may have told of slots last.
+        """
         names = self._membership.names()
-        slots = Counter(dict.fromkeys(names.values(), 0))
+        slots = Counter(dict.fromkeys((*names.values(), ""), 0))
         for epoch, count in self._carrier.lent().items():
             slots[names.get(epoch or 0, "")] += count
         return slots
