@@ -85,7 +85,7 @@ def _totals(plan: Prediction, seen: dict[str, Any], costs: Costs) -> list[Figure
     assert plan.first_text is not None and plan.first_audio is not None
     cpu = plan.devices[HOST].busy * costs.devices[HOST].cores / plan.rate * 1e3
     generator = seen["generator_cores"] / seen["requests_per_s"] * 1e3
-    stages, other = cpu - costs.devices[HOST].other_ms, costs.devices[HOST].other_ms
+    other = costs.devices[HOST].other_ms + costs.devices[HOST].standing / plan.rate * 1e3
     processes: dict[str, float] = seen["cpu_ms"]
     computing = sum(used for name, used in processes.items() if name in _COMPUTING)
     return [
@@ -94,7 +94,7 @@ def _totals(plan: Prediction, seen: dict[str, Any], costs: Costs) -> list[Figure
         Figure("first audio, ms", plan.first_audio.tail_ms, seen["ttfa"]["p50"] * 1e3),
         Figure("whole, ms", plan.whole.mean_ms, seen["total"]["p50"] * 1e3),
         Figure("CPU ms/request", cpu, sum(processes.values()) + generator),
-        Figure("  of processes that compute", stages, computing),
+        Figure("  of processes that compute", cpu - other, computing),
         Figure("  of all others", other, sum(processes.values()) + generator - computing),
     ]
 

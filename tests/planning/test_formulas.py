@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from omni_python.planning.costs import Costs, Device, StageCost
+from omni_python.planning.capacity import device_limits
+from omni_python.planning.costs import Alone, Costs, Device, StageCost
 from omni_python.planning.prediction import predict
 from omni_python.planning.queues import Saturated, Station, erlang_c, loop_station, queue_station
 from omni_python.planning.sharing import Beside, Stretch, stretch
@@ -139,6 +140,24 @@ def test_what_a_device_does_without_requests_is_use_of_it() -> None:
         saturation.append(plan.saturation)
     assert busy == pytest.approx([40 * 0.015 / 2, 40 * 0.015 / 2 + 0.25])
     assert saturation[1] < saturation[0]
+
+
+def test_a_vocoder_beside_a_talker_that_never_rests_has_half_of_its_gpu() -> None:
+    """One window at a time, 77 ms for a request, and a loop that is busy long before its batches are full."""
+    loop = StageCost(device="gpu0", kind="loop", first_ms=4, fixed_ms=5, per_row_ms=0.1, steps=93, max_batch=64)
+    vocoder = StageCost(device="gpu0", fixed_ms=7.7, steps=10, streams_from="loop", output="audio")
+    costs = Costs(devices={"gpu0": Device(gpus=1)}, stages={"loop": loop, "vocoder": vocoder})
+    limit = device_limits(costs)["gpu0"]
+    assert (limit.stage, limit.rate) == ("vocoder", pytest.approx(1 / (2 * 0.077), rel=0.03))
+
+
+def test_a_lone_request_takes_what_it_was_measured_to_take() -> None:
+    """More than its steps, or less."""
+    for measured in (8.0, 40.0):
+        stage = StageCost(device="host", fixed_ms=10, output="text")
+        costs = Costs(devices={"host": Device()}, stages={"it": stage}, alone=Alone(first_text_ms=measured))
+        found = predict(costs, 1e-3, {"host": 1}).first_text
+        assert found is not None and found.mean_ms == pytest.approx(measured, rel=1e-3)
 
 
 @pytest.mark.parametrize("seed", range(4))

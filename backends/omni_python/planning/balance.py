@@ -137,7 +137,8 @@ def beside(
         station = found.stations[other]
         use = station.utilisation
         before, after = name in costs.streams_to(other), other in costs.streams_to(name)
-        if begins and after and beside_it.streams_from == name and beside_it.kind == "queue":
+        its_own = beside_it.streams_from == name and beside_it.kind == "queue" and costs.share_core(name, other)
+        if begins and its_own:
             continue
         if before or (after and not begins):
             theirs = found.ways[other]

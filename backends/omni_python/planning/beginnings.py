@@ -133,10 +133,10 @@ class _Stream:
         return _Iterations(first, step, fed, variance, chances, (float(slot[0]), float(slot[1])))
 
     def _fed_work(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Seconds of the queue in an iteration of so many, where it shares the loop's device, which has one core. Each
+        """Seconds of the queue in an iteration of so many, where it shares a core with the loop. Each
         request gives it a piece now and then, regularly, so that over some iterations only the batches vary."""
         queue = self._queue
-        if queue.device != self._stage.device or self._costs.devices[queue.device].cores > 1:
+        if not self._costs.share_core(self._loop, self._target):
             return np.zeros(len(numbers)), np.zeros(len(numbers))
         means = self._pieces_per_step * numbers
         pieces = np.arange(math.ceil(means[-1] + 10 * math.sqrt(means[-1]) + 8))

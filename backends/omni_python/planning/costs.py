@@ -110,6 +110,11 @@ class Costs(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
         """The stages of a device."""
         return ((name, stage) for name, stage in self.stages.items() if stage.device == device)
 
+    def share_core(self, name: str, other: str) -> bool:
+        """Whether one core, or one GPU, is all that two stages have."""
+        device = self.stages[name].device
+        return device == self.stages[other].device and self.devices[device].cores == 1
+
     def streams_to(self, name: str) -> set[str]:
         """The stages that what a stage streams comes to, by way of others or not."""
         found: set[str] = set()

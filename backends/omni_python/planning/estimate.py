@@ -136,14 +136,19 @@ def _rows_per_request(level: Level, stage: str) -> float:
 
 
 def _step(level: Level, metrics: ServerMetrics, stage: str, first: float, had: float) -> tuple[float, float]:
-    """The batch that a request was in on average, and the seconds of its steps, without a loop's first ones."""
+    """A batch and the seconds of its steps, without a loop's first ones: those that a request was in on average. Where
+    the CPU time of the stage's process is known, those of all steps: that time is a sum over steps, and larger batches,
+    beside which more goes on, are cut the more."""
     lanes, done = _lanes(level, stage), level.batches.get(stage, Batches())
     rows = _rows_per_request(level, stage) * len(lanes)
-    batch = done.squares / done.rows if done.rows else 1.0
-    busy = sum(map(_busy, lanes)) * had
-    if stage in metrics.loops and rows > len(lanes):
-        busy, rows = max(busy - first * len(lanes), 0.1 * busy), rows - len(lanes)
-    return batch, busy / max(rows, 1.0)
+    by_cpu = had < 1 and stage not in metrics.gpus and done.steps > 0
+    batch = 1.0 if not done.rows else done.rows / done.steps if by_cpu else done.squares / done.rows
+    number = done.steps if by_cpu else rows
+    busy = (_wall(level, stage) if by_cpu else sum(map(_busy, lanes))) * had
+    if stage in metrics.loops and number > len(lanes):
+        busy, number = max(busy - first * len(lanes), 0.1 * busy), number - len(lanes)
+        batch = max(1.0, (rows - len(lanes)) / number) if by_cpu else batch
+    return batch, busy / max(number, 1.0)
 
 
 def _shares(level: Level, metrics: ServerMetrics, stages: Sequence[str]) -> dict[str, float]:

@@ -221,11 +221,14 @@ def _begun(costs: Costs, found: Balance, rate: float, copies: Mapping[str, int],
 def _latency(
     time: Mixture | None, quiet: Mixture | None, measured_ms: float | None, percentile: float
 ) -> Latency | None:
-    """With what a lone request was measured to take beyond its stages' steps."""
+    """As a lone request was measured: with what it took beyond its stages' steps, or by as much shorter as it was than
+    the formulas say, for steps at the beginning may be shorter than others."""
     if time is None or quiet is None:
         return None
-    lost = max(0.0, (measured_ms or 0.0) - quiet.mean * 1e3)
-    return Latency(time.mean * 1e3 + lost, time.quantile(percentile) * 1e3 + lost)
+    lost = (quiet.mean * 1e3 if measured_ms is None else measured_ms) - quiet.mean * 1e3
+    shorter = min(1.0, 1 + lost / (quiet.mean * 1e3)) if quiet.mean else 1.0
+    lost = max(0.0, lost)
+    return Latency(time.mean * 1e3 * shorter + lost, time.quantile(percentile) * 1e3 * shorter + lost)
 
 
 def _cores_used(costs: Costs, found: Balance, device: str, rate: float) -> float:
