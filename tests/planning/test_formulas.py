@@ -148,7 +148,8 @@ def test_a_vocoder_beside_a_talker_that_never_rests_has_half_of_its_gpu() -> Non
     vocoder = StageCost(device="gpu0", fixed_ms=7.7, steps=10, streams_from="loop", output="audio")
     costs = Costs(devices={"gpu0": Device(gpus=1)}, stages={"loop": loop, "vocoder": vocoder})
     limit = device_limits(costs)["gpu0"]
-    assert (limit.stage, limit.rate) == ("vocoder", pytest.approx(1 / (2 * 0.077), rel=0.03))
+    assert limit.stage == "vocoder"
+    assert limit.rate == pytest.approx(1 / (2 * 0.077), rel=0.05)
 
 
 def test_a_lone_request_takes_what_it_was_measured_to_take() -> None:
