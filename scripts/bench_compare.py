@@ -47,7 +47,7 @@ Key = tuple[Any, ...]
 HIGHER_IS_BETTER = ("c16_rps", "chunks_per_s")
 FIGURES = (
     "p50_ms", "p99_ms", "cpu_ms_per_req_c1", "c16_rps", "cpu_ms_per_req_c16", "chunks_per_s", "cpu_us_per_chunk",
-    "first_chunk_ms", "last_first_chunk_ms", "stage_sees_p50_ms", "next_request_after_abort_s",
+    "first_chunk_ms", "last_first_chunk_ms", "first_chunks_apart_ms", "stage_sees_p50_ms", "next_request_after_abort_s",
 )  # fmt: skip
 AIMS: Mapping[tuple[Key, str], float] = {
     (("linear", 1 << 10, None), "p50_ms"): 1 / 0.65,
@@ -139,6 +139,7 @@ def to_client(server: TritonServer) -> Iterator[Row]:
         load.batch(1, 1)
         for concurrency in (1, 8):
             ended, found = measured(server, load, concurrency, concurrency)
+            arrived = [request.first for request in ended]
             firsts = [(request.first - request.sent) * 1e3 for request in ended]
             yield {
                 "bench": "stream_to_client",
@@ -148,6 +149,7 @@ def to_client(server: TritonServer) -> Iterator[Row]:
                 "cpu_us_per_chunk": round(cpu_a_piece(found, 1000) * 1e6, 1),
                 "first_chunk_ms": round(statistics.median(firsts), 2),
                 "last_first_chunk_ms": round(max(firsts), 2),
+                "first_chunks_apart_ms": round((max(arrived) - min(arrived)) * 1e3, 2),
             }
 
 
