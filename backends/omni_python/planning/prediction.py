@@ -14,7 +14,7 @@ import msgspec
 from omni_python.planning.balance import Balance, balance, factor, settle
 from omni_python.planning.beginnings import first_output
 from omni_python.planning.capacity import device_limits, saturation
-from omni_python.planning.costs import Costs, StageCost
+from omni_python.planning.costs import Alone, Costs, StageCost
 from omni_python.planning.queues import Saturated
 from omni_python.planning.spread import Mixture
 from omni_python.planning.ways import latest
@@ -140,9 +140,11 @@ def at_concurrency(costs: Costs, clients: float, copies: Mapping[str, int], perc
     most, _ = saturation(device_limits(filled), copies)
     found = predict(roomy, _rate_of(roomy, clients - 1, copies), copies, percentile)
     rate = min(clients / found.whole.mean_ms * 1e3, most)
-    # Work, which depends on the batches, with all of them there; but one alone is never in a batch with itself.
+    # Work, which depends on the batches, with all of them there; but one alone is never in a batch with itself. What a
+    # lone request took beyond its steps it lost while it was with the stages, not between answers.
     together = clients - 1 / clients
-    work = _at_rate(roomy, predict(roomy, _rate_of(roomy, together, copies), copies, percentile), rate)
+    nothing_lost = msgspec.structs.replace(roomy, alone=Alone())
+    work = _at_rate(roomy, predict(roomy, _rate_of(nothing_lost, together, copies), copies, percentile), rate)
     mean = clients / rate * 1e3
     return msgspec.structs.replace(
         work,
