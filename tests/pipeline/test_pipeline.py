@@ -9,9 +9,11 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from omni_python.control import outlet
 from omni_python.models.noop.config import NoopForwardPipelineConfig, NoopLinePipelineConfig, NoopStreamPipelineConfig
 from omni_python.pipeline.requests import RequestState
 from omni_python.pipeline.spec import Limits
@@ -94,6 +96,58 @@ def test_chunks_reach_the_client_in_fair_turns(directory: Path) -> None:
         firsts = [order.index(id(sink)) for sink in sinks]
         assert max(firsts) < 900, "a stream's first chunk came only after all others had ended"
         assert [order.count(id(sink)) for sink in sinks] == [300] * 4
+        pipeline.wait_empty()
+
+
+def test_chunks_that_are_not_read_do_not_fill_the_way(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outlet, "PATIENCE", 20.0)
+    with running(NoopForwardPipelineConfig(), directory) as pipeline:
+        source, sink_stage = pipeline.processes["a"], pipeline.processes["b"].stages["b"]
+        held_up, go = threading.Event(), threading.Event()
+        take = sink_stage.on_chunk
+
+        def take_slowly(*args: Any) -> None:
+            held_up.set()
+            assert go.wait(20)
+            take(*args)
+
+        monkeypatch.setattr(sink_stage, "on_chunk", take_slowly)
+        chunks = 3000
+        _, sink = pipeline.submit(chunks=chunks, chunk_bytes=4096)
+        try:
+            assert held_up.wait(10)
+            before = -1
+            while before != (made := source.carried.get("inline", 0)):
+                before = made
+                time.sleep(0.1)
+            assert made < 200, "this many chunks are ahead of the first one of any other request"
+        finally:
+            go.set()
+        parts, _ = sink.wait()
+        assert sum(len(part.text) for part in parts if isinstance(part, TextOutput)) == 4096 * chunks
+        pipeline.wait_empty()
+
+
+def test_a_process_that_reads_nothing_is_waited_for_once(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with running(NoopForwardPipelineConfig(), directory) as pipeline:
+        source, sink_stage = pipeline.processes["a"], pipeline.processes["b"].stages["b"]
+        go = threading.Event()
+        take = sink_stage.on_chunk
+
+        def take_slowly(*args: Any) -> None:
+            assert go.wait(20)
+            take(*args)
+
+        monkeypatch.setattr(sink_stage, "on_chunk", take_slowly)
+        _, sink = pipeline.submit(chunks=1000, chunk_bytes=4096)
+        end = time.monotonic() + 10
+        while source.stages["a"].stats()["requests"] and time.monotonic() < end:
+            time.sleep(0.01)
+        is_free = source.stages["a"].stats()["requests"] == 0
+        go.set()
+        assert is_free, "the source waits on and on"
+        parts, _ = sink.wait()
+        assert sum(len(part.text) for part in parts if isinstance(part, TextOutput)) == 4096 * 1000
         pipeline.wait_empty()
 
 

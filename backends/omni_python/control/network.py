@@ -173,6 +173,9 @@ class RemoteOutlet:
             self._lock.release()
         return True
 
+    def await_room(self) -> None:
+        """`send` itself waits, once much is queued."""
+
     def close(self, linger: float = 0.0) -> None:
         with self._lock:
             self._socket.close(linger=int(linger * 1000))

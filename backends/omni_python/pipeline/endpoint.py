@@ -166,6 +166,11 @@ class Endpoint:
             raise Unavailable("the receiving process is gone")
         outlet.send(message)
 
+    def await_room(self, epoch: int) -> None:
+        """Let a peer on this host read what waits for it in this process, but see `Outlet.await_room`."""
+        if (outlet := self._outlets.get(epoch)) is not None:
+            outlet.await_room()
+
     # -- threads
 
     def _on_message(self, message: ControlMessage) -> None:

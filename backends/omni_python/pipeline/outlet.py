@@ -22,7 +22,11 @@ log = logging.getLogger(__name__)
 
 class ProcessOutlet:
     """A `StageOutlet` for all stages of a process. Neighbours inside hand payloads over by reference; to others they go
-    as the request's route says."""
+    as the request's route says.
+
+    A thread that sends chunks waits while the last ones are not yet on their way: a stage that makes them faster than
+    they are read would else fill the way with chunks of one request, for all others to wait behind.
+    """
 
     def __init__(
         self,
@@ -82,6 +86,7 @@ class ProcessOutlet:
     def send_to_client(self, source: str, request_id: str, payload: Payload) -> None:
         self._observer.sends(source, ORCHESTRATOR, request_id, stream=True)
         envelope = self._carrier.pack(payload, [self._membership.coordinator], request_id)
+        self._endpoint.await_room(COORDINATOR)
         self._to_coordinator(StreamMessage(self._endpoint.epoch, request_id, source, envelope))
 
     def send_result(self, source: str, request_id: str, payload: Payload, timings: tuple[StageTiming, ...]) -> None:
@@ -132,6 +137,8 @@ class ProcessOutlet:
             traced=self._observer.is_traced(request_id),
         )
         try:
+            if chunk_id >= 0:
+                self._endpoint.await_room(peer.epoch)
             self._endpoint.send(peer.epoch, message)
         except Unavailable as error:
             self._carrier.take_back(envelope, [peer.epoch])
