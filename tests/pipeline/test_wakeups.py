@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 
 from omni_python.models.noop.config import NoopLinePipelineConfig
-from omni_python.pipeline.answers import JOINED_BYTES, REST, SENDS_A_TURN, AnswerThreads
+from omni_python.pipeline.answer_parts import JOINED_BYTES
+from omni_python.pipeline.answers import REST, SENDS_A_TURN, AnswerThreads
 from omni_python.pipeline.deadlines import DeadlineWatch
 from omni_python.pipeline.watcher import LOOKS
 from omni_python.proto.errors import Cancelled

@@ -8,16 +8,11 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
 
-import numpy as np
-
-from omni_python.proto.errors import OmniError
-from omni_python.proto.payload import AudioOutput, Payload, TextOutput
-from omni_python.proto.timing import StageTiming
-from omni_python.proto.trace import Trace
+from omni_python.pipeline.answer_parts import Chunks, ResponseSink
+from omni_python.proto.payload import Payload
 from omni_python.relay.put_off import call_later
 
 STOP_TIMEOUT = 5.0
@@ -29,9 +24,6 @@ MAX_THREADS = 24
 SENDS_A_TURN = 4
 """For one request, before others that wait have their turn: so many at most, so that threads need not change."""
 
-JOINED_BYTES = 64 << 10
-"""Of chunks that go to a client together, at most: 0.7 s of speech, a small part of what Triton shares with a stub."""
-
 REST = 0.005
 """Seconds from one response of an answer to the next with more of the same, at least: what comes faster is joined. No
 listener or reader notices, and no other answer waits behind a crowd of small responses."""
@@ -40,89 +32,6 @@ RELIEF = 0.2
 """Seconds without anything sent, while something waits, after which another thread is added."""
 
 log = logging.getLogger(__name__)
-
-
-class ResponseSink(Protocol):
-    """Where a request's answer goes: chunks (several that waited may come as one) and terminal stages' results as they
-    come, then once `fail`, or `finish` with when its stages worked, relative to the admission, and with its trace where
-    the request asked for it.
-
-    All but `is_cancelled` are called on one thread at a time, in order.
-    """
-
-    def chunk(self, payload: Payload) -> None: ...
-    def result(self, stage: str, payload: Payload) -> None: ...
-    def finish(self, timings: Sequence[StageTiming], trace: Trace | None = None) -> None: ...
-    def fail(self, error: OmniError) -> None: ...
-    def is_cancelled(self) -> bool: ...
-
-
-class _Chunks:
-    """Chunks that wait for the same turn, and go to the client as one: text after text, or speech after speech."""
-
-    __slots__ = ("_payloads", "_room", "_sink")
-
-    def __init__(self, sink: ResponseSink, payload: Payload) -> None:
-        self._sink = sink
-        self._payloads = [payload]
-        self._room = JOINED_BYTES - _size(payload)
-
-    def take(self, payload: Payload) -> bool:
-        """Whether it goes along, too."""
-        first, size = self._payloads[0], _size(payload)
-        if type(payload) is not type(first) or size > self._room or _rate(payload) != _rate(first):
-            return False
-        self._payloads.append(payload)
-        self._room -= size
-        return True
-
-    @property
-    def kind(self) -> type[Payload]:
-        return type(self._payloads[0])
-
-    def __call__(self) -> None:
-        self._sink.chunk(_joined(self._payloads))
-
-
-@dataclass(slots=True, frozen=True)
-class LastPart:
-    """The last of a request's results, and its end: a call that sends both."""
-
-    sink: ResponseSink
-    stage: str
-    payload: Payload
-    timings: Sequence[StageTiming]
-
-    @property
-    def is_small(self) -> bool:
-        return _size(self.payload) < JOINED_BYTES
-
-    def __call__(self) -> None:
-        try:
-            self.sink.result(self.stage, self.payload)
-        finally:
-            self.sink.finish(self.timings)
-
-
-def _rate(payload: Payload) -> int:
-    return payload.sample_rate if isinstance(payload, AudioOutput) else 0
-
-
-def _size(payload: Payload) -> int:
-    """Of what can be joined; all else fills a response by itself."""
-    if type(payload) is TextOutput:  # isinstance asks the payloads' metaclass, and takes several times as long
-        return len(payload.text)
-    return payload.samples.nbytes if type(payload) is AudioOutput else JOINED_BYTES
-
-
-def _joined(payloads: list[Payload]) -> Payload:
-    first = payloads[0]
-    if len(payloads) == 1:
-        return first
-    if isinstance(first, AudioOutput):
-        samples = [payload.samples for payload in payloads if isinstance(payload, AudioOutput)]
-        return AudioOutput(np.concatenate(samples), first.sample_rate)
-    return TextOutput("".join(payload.text for payload in payloads if isinstance(payload, TextOutput)))
 
 
 @dataclass(slots=True)
@@ -137,7 +46,7 @@ class _Line:
 
     def take(self) -> Callable[[], None]:
         send = self.backlog.popleft()
-        self.kind = send.kind if isinstance(send, _Chunks) else None
+        self.kind = send.kind if isinstance(send, Chunks) else None
         self.is_begun = True
         return send
 
@@ -146,7 +55,7 @@ class _Line:
         if not self.backlog:
             return True
         first = self.backlog[0]
-        can_wait = len(self.backlog) == 1 and isinstance(first, _Chunks) and first.kind is self.kind
+        can_wait = len(self.backlog) == 1 and isinstance(first, Chunks) and first.kind is self.kind
         return can_wait and now < self.rested
 
 
@@ -223,8 +132,8 @@ class AnswerThreads:
         with self._lock:
             line = self._line(request_id)
             last = line.backlog[-1] if line.backlog else None
-            if not (isinstance(last, _Chunks) and last.take(payload)):
-                line.backlog.append(_Chunks(sink, payload))
+            if not (isinstance(last, Chunks) and last.take(payload)):
+                line.backlog.append(Chunks(sink, payload))
             if not line.rests(self._clock()):
                 self._give_turn(request_id, line)
 

@@ -8,7 +8,8 @@ from collections.abc import Callable, Collection
 from functools import partial
 from operator import attrgetter
 
-from omni_python.pipeline.answers import AnswerThreads, LastPart
+from omni_python.pipeline.answer_parts import LastPart
+from omni_python.pipeline.answers import AnswerThreads
 from omni_python.pipeline.endpoint import Endpoint
 from omni_python.pipeline.members import Members
 from omni_python.pipeline.requests import Request, Requests, RequestState

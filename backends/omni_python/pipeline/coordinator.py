@@ -11,7 +11,8 @@ from typing import Any
 
 from omni_python.control.directory import leave_directory, remove_leftovers
 from omni_python.control.liveness import remove_life_sign
-from omni_python.pipeline.answers import AnswerThreads, ResponseSink
+from omni_python.pipeline.answer_parts import ResponseSink
+from omni_python.pipeline.answers import AnswerThreads
 from omni_python.pipeline.collector import Collector
 from omni_python.pipeline.endpoint import Endpoint
 from omni_python.pipeline.members import Members

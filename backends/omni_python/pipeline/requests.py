@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from omni_python.pipeline.admission import Admission
-from omni_python.pipeline.answers import ResponseSink
+from omni_python.pipeline.answer_parts import ResponseSink
 from omni_python.pipeline.spec import Limits
 from omni_python.pipeline.tracing.request import RequestTrace
 from omni_python.proto.errors import OmniError

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from omni_python.pipeline.answers import ResponseSink
+from omni_python.pipeline.answer_parts import ResponseSink
 from omni_python.pipeline.stats.playback import Playback
 from omni_python.proto.errors import Cancelled, OmniError
 from omni_python.proto.histogram import Histogram

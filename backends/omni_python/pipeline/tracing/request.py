@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from omni_python.pipeline.answers import ResponseSink
+from omni_python.pipeline.answer_parts import ResponseSink
 from omni_python.pipeline.tracing.parts import DIGITS, TracePart, lanes_and_hops
 from omni_python.proto.errors import Cancelled, OmniError
 from omni_python.proto.messages import TraceMessage
