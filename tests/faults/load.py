@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -88,9 +89,10 @@ class Mixed:
 
 
 class Probe:
-    """Asks for text and speech every `PERIOD` seconds until it is answered."""
+    """Asks for text and speech every `PERIOD` seconds until it is answered, and as soon as somebody listens again."""
 
     PERIOD = 0.4
+    LOOK_PERIOD = 0.05
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -110,8 +112,17 @@ class Probe:
 
     def _run(self) -> None:
         while not self._served.is_set():
-            threading.Thread(target=self._ask, daemon=True).start()
-            self._served.wait(self.PERIOD)
+            if is_listening := self._is_listening():
+                threading.Thread(target=self._ask, daemon=True).start()
+            self._served.wait(self.PERIOD if is_listening else self.LOOK_PERIOD)
+
+    def _is_listening(self) -> bool:
+        host, port = self._url.split(":")
+        try:
+            socket.create_connection((host, int(port)), timeout=1).close()
+        except OSError:
+            return False
+        return True
 
     def _ask(self) -> None:
         client = OmniClient(self._url, "qwen3_omni")
