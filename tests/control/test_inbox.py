@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import queue
+import resource
 import socket
 import stat
 import tempfile
@@ -262,6 +263,31 @@ def test_connections_that_end_are_let_go(inbox: tuple[Inbox, Received]) -> None:
     while len(os.listdir("/proc/self/fd")) > before and time.monotonic() < end:
         time.sleep(0.01)
     assert len(os.listdir("/proc/self/fd")) <= before
+
+
+def test_a_process_without_file_descriptors_left_hears_those_that_it_knows(
+    inbox: tuple[Inbox, Received], caplog: pytest.LogCaptureFixture
+) -> None:
+    known, new = LocalOutlet(inbox[0].address), LocalOutlet(inbox[0].address)
+    known.send(AbortMessage(1, "known"))
+    assert inbox[1].get(timeout=5) == AbortMessage(1, "known")
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    next_one = os.dup(0)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (next_one + 1, before[1]))
+    os.close(next_one)  # one is left, which the sender of the next message takes
+    try:
+        with caplog.at_level(logging.WARNING):
+            new.send(AbortMessage(1, "new"))
+            known.send(AbortMessage(1, "still heard"))
+            assert inbox[1].get(timeout=5) == AbortMessage(1, "still heard")
+            time.sleep(0.3)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    assert inbox[1].get(timeout=5) == AbortMessage(1, "new")
+    refused = sum("could not accept" in text for text in caplog.messages)
+    assert 1 <= refused <= 20, "it spins"
+    known.close()
+    new.close()
 
 
 def test_stopping_removes_the_socket(address: str) -> None:

@@ -10,6 +10,7 @@ import os
 import select
 import socket
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -25,6 +26,9 @@ _READ = 64 << 10
 
 _PENDING = 1024
 """Connections that may wait to be accepted."""
+
+_BREATH = 0.05
+"""Seconds until a connection is accepted that could not be."""
 
 log = logging.getLogger(__name__)
 
@@ -107,8 +111,9 @@ class Inbox:
     def _accept(self) -> None:
         try:
             connection, _ = self._listener.accept()
-        except OSError as error:  # it is gone again; or there are no file descriptors left
+        except OSError as error:  # it is gone again; or there are no file descriptors left, and will be none at once
             log.warning("could not accept a connection: %s", error)
+            time.sleep(_BREATH)
             return
         connection.setblocking(False)
         self._senders[connection.fileno()] = _Sender(connection)
