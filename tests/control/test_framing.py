@@ -28,3 +28,17 @@ def test_a_message_that_is_too_long_ends_the_stream() -> None:
     with pytest.raises(InvalidArgument, match=f"{MAX_FRAME + 1} bytes"):
         deframer.feed(good + (MAX_FRAME + 1).to_bytes(4, "big"), found.append)
     assert found == [b"good"]
+
+
+@given(st.lists(st.binary(max_size=200), max_size=20))
+def test_any_bytes_are_messages_or_refused_and_never_held_beyond_their_length(parts: list[bytes]) -> None:
+    deframer, found = Deframer(), list[bytes]()
+    sent = b""
+    try:
+        for part in parts:
+            sent += part
+            deframer.feed(part, found.append)
+    except InvalidArgument:
+        position = sum(4 + len(message) for message in found)
+        assert int.from_bytes(sent[position : position + 4], "big") > MAX_FRAME
+    assert sent.startswith(b"".join(framed(message) for message in found))
