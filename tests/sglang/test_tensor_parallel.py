@@ -265,7 +265,11 @@ def check_oracle(server: TritonServer) -> None:
             return client.chat(messages=case.openai_messages(), voice=case.voice, sampling=case.sampling())
 
     with ThreadPoolExecutor(len(CASES)) as pool:
-        answers = dict(zip(CASES, pool.map(ask, CASES), strict=True))
+        try:
+            answers = dict(zip(CASES, pool.map(ask, CASES), strict=True))
+        except OmniClientError as error:
+            error.add_note("the server's log ends with\n" + server.log.read_text(errors="replace")[-8000:])
+            raise
     for name, answer in answers.items():
         case = load_case(name)
         assert answer.text == case.text
