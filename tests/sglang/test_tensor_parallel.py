@@ -228,6 +228,7 @@ def on_ranks(checkpoint: str, stages: dict[str, dict[str, Any]]) -> Qwen3OmniSpe
     return Qwen3OmniSpeechPipelineConfig(model_path=checkpoint, stages=changed)
 
 
+@pytest.mark.alone  # four ranks on two cores, and a load holds the orchestrator up: 30 s count as its death
 def test_a_server_meets_the_oracle_and_survives_the_loss_of_ranks(tmp_path: Path, no_leaks: LeakCheck) -> None:
     engine = {"engine": "sglang", "kv_tokens": 8192}
     config = on_ranks(str(tiny_model.checkpoint()), {"thinker": engine, "talker_ar": engine})
