@@ -70,6 +70,24 @@ def brief(costs: Costs) -> Costs:
     return msgspec.structs.replace(costs, stages={**costs.stages, "decode": decode})
 
 
+def _before_the_thinker(chance: random.Random, encoder: str) -> dict[str, StageCost]:
+    """Preprocessing, and an encoder that some requests need, on the device `encoder`: faster or slower."""
+    uniform = chance.uniform
+    return {
+        "preprocessing": StageCost(
+            device="host", fixed_ms=uniform(1, 10), cv=uniform(0, 0.8), workers=chance.choice([1, 2, 4])
+        ),
+        "encoder": StageCost(
+            device=encoder,
+            fixed_ms=uniform(2, 12),
+            per_row_ms=uniform(0.5, 5),
+            max_batch=chance.choice([1, 4, 8]),
+            share=uniform(0.1, 0.9),
+            after=["preprocessing"],
+        ),
+    }
+
+
 def some_costs(seed: int) -> Costs:
     """Preprocessing, an encoder that some need, on the thinker's GPU or its own, and a thinker: faster or slower."""
     chance = random.Random(seed)
@@ -78,17 +96,7 @@ def some_costs(seed: int) -> Costs:
     costs = Costs(
         devices={"host": Device(cores=4, other_ms=uniform(0, 4)), "gpu0": Device(gpus=1), encoder: Device(gpus=1)},
         stages={
-            "preprocessing": StageCost(
-                device="host", fixed_ms=uniform(1, 10), cv=uniform(0, 0.8), workers=chance.choice([1, 2, 4])
-            ),
-            "encoder": StageCost(
-                device=encoder,
-                fixed_ms=uniform(2, 12),
-                per_row_ms=uniform(0.5, 5),
-                max_batch=chance.choice([1, 4, 8]),
-                share=uniform(0.1, 0.9),
-                after=["preprocessing"],
-            ),
+            **_before_the_thinker(chance, encoder),
             "thinker": StageCost(
                 device="gpu0",
                 kind="loop",
@@ -118,17 +126,7 @@ def some_speech_costs(seed: int) -> tuple[Costs, dict[str, int]]:
     costs = Costs(
         devices={"host": Device(cores=4, other_ms=uniform(0, 4)), **{name: Device(gpus=1) for name in names}},
         stages={
-            "preprocessing": StageCost(
-                device="host", fixed_ms=uniform(1, 10), cv=uniform(0, 0.8), workers=chance.choice([1, 2, 4])
-            ),
-            "encoder": StageCost(
-                device=encoder,
-                fixed_ms=uniform(2, 12),
-                per_row_ms=uniform(0.5, 5),
-                max_batch=chance.choice([1, 4, 8]),
-                share=uniform(0.1, 0.9),
-                after=["preprocessing"],
-            ),
+            **_before_the_thinker(chance, encoder),
             "thinker": StageCost(
                 device="gpu0",
                 kind="loop",
