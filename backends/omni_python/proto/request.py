@@ -62,11 +62,11 @@ class Message(msgspec.Struct, frozen=True):
     @property
     def text(self) -> str:
         """Of all its text parts, one after the other."""
-        return "".join(part.text for part in self.content if isinstance(part, TextPart))
+        return "".join(part.text for part in self.content if type(part) is TextPart)
 
     @property
     def has_media(self) -> bool:
-        return not all(isinstance(part, TextPart) for part in self.content)
+        return any(type(part) is not TextPart for part in self.content)
 
 
 def numbered_parts(messages: Sequence[Message]) -> Iterator[tuple[str, ContentPart]]:
