@@ -13,7 +13,7 @@ from omni_python.bench.usage import UsageSampler
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: pytest -m gpu where there is one")
 def test_a_busy_gpu_is_seen() -> None:
     values = torch.randn(4096, 4096, device="cuda")
     start = time.monotonic()

@@ -16,7 +16,9 @@ from omni_python.serve.triton_server import TritonServer
 
 REQUESTS = 4
 
-pytestmark = pytest.mark.skipif(shutil.which("perf_analyzer") is None, reason="perf_analyzer is not on PATH")
+pytestmark = pytest.mark.skipif(
+    shutil.which("perf_analyzer") is None, reason="perf_analyzer, of Triton's SDK image, is not on PATH"
+)
 
 
 def analyzed(server: TritonServer, model: str, data: Path, folder: Path) -> str:

@@ -37,7 +37,7 @@ def test_a_process_on_the_cpu_has_none(tmp_path: Path) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: pytest -m gpu where there is one")
 def test_what_stages_take() -> None:
     done = subprocess.run([sys.executable, "-c", CHILD], capture_output=True, text=True, timeout=100)
     assert done.stdout.strip() == "fits", done.stderr

@@ -232,7 +232,7 @@ def test_missing_weights_are_named(checkpoint: Path) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU")
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: pytest -m gpu where there is one")
 def test_the_captured_code_predictor_does_the_same(checkpoint: Path, talker: Talker) -> None:
     """On a GPU it is replayed as a graph, with its rows padded to a power of two."""
     device = load_talker(checkpoint, model_config(checkpoint), torch.float32, "cuda")

@@ -142,7 +142,7 @@ def open_parent(way: str, pool: int = 0) -> Iterator[Parent]:
     """Skips the test where the way cannot be had here."""
     gpus = 0 if "cuda" not in way else 2 if "0-1" in way else 1
     if torch.cuda.device_count() < gpus:
-        pytest.skip(f"needs {gpus} GPUs")
+        pytest.skip(f"needs {gpus} GPUs: pytest -m gpu where there are so many")
     with tempfile.TemporaryDirectory(prefix="omni-test-") as directory:
         try:
             parent = Parent(way, Path(directory), pool)

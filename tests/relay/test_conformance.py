@@ -232,7 +232,7 @@ def test_a_slow_reader_never_sees_what_a_fast_writer_writes_next(way: str) -> No
 def test_a_reader_does_not_wait_for_a_sender_that_died_before_its_gpu_was_done() -> None:
     """In a process of its own, whose GPU may hang. The payload may hold anything; its request is lost anyway."""
     if not torch.cuda.is_available():
-        pytest.skip("needs a GPU")
+        pytest.skip("needs a GPU: pytest -m gpu where there is one")
     command = [sys.executable, "-m", "tests.relay.orphan"]
     done = subprocess.run(command, cwd=ROOT, timeout=100, stdout=subprocess.PIPE, text=True)
     assert done.stdout.splitlines()[-1] == "went on"

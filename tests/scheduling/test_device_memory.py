@@ -32,7 +32,7 @@ except torch.cuda.OutOfMemoryError:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: pytest -m gpu where there is one")
 def test_a_process_keeps_to_its_share() -> None:
     done = subprocess.run([sys.executable, "-c", CHILD], capture_output=True, text=True, timeout=100)
     assert done.stdout.strip() == "bounded", done.stderr
