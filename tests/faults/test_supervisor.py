@@ -155,6 +155,24 @@ def test_a_load_that_never_ends_is_ended_with_its_server(repository: Path, tmp_p
             assert re.search(said, serving.said())
 
 
+def test_a_process_that_stalls_while_it_is_loaded_again_is_loaded_once_more(repository: Path, tmp_path: Path) -> None:
+    """Triton gives it up without a word, and would wait for its end for ever."""
+    victim = f"{PIPELINE}_b"
+    declaration = repository / PIPELINE / "1" / "pipeline.yaml"
+    with Serving(repository, tmp_path / "log") as serving:
+        pipe = replacement_that_hangs(serving, victim, declaration)
+        stalling = serving.stub(victim)
+        stalling.suspend()
+        time.sleep(2.5)  # Triton looks for life once a second
+        stalling.resume()
+        os.write(pipe, declaration.read_bytes())
+        os.close(pipe)
+        serving.wait_said(f"tritonserver gave up {victim}_0_0 while it started; ending it", 30)
+        wait_served(serving)
+        assert serving.stub(victim) != stalling
+        assert serving.said().count("omni serve: ready") == 1, "the server went on"
+
+
 def test_a_killed_supervisor_takes_its_server_along_and_another_follows(repository: Path, tmp_path: Path) -> None:
     with Serving(repository, tmp_path / "log") as killed:
         family = killed.family()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -15,11 +16,12 @@ import psutil
 import pytest
 import tritonclient.grpc as grpc
 
+from omni_python.serve import given_up
 from omni_python.serve.environment import ServerSetupError, find_installation
 from omni_python.serve.triton_server import SHARED_MEMORY, ServerFailed, ServerOptions, TritonServer
 
 BACKEND = """
-import os
+import os, pathlib, signal
 import triton_python_backend_utils as pb_utils
 
 
@@ -27,6 +29,10 @@ class TritonPythonModel:
     def initialize(self, args):
         if args["model_name"] == "broken":
             raise RuntimeError("the weights are gone")
+        stalled = pathlib.Path(args["model_repository"], "stalled")
+        if args["model_name"] == "stalling" and not stalled.exists():
+            stalled.write_text(str(os.getpid()))
+            os.kill(os.getpid(), signal.SIGSTOP)
 
     def execute(self, requests):
         return [self.answer(request) for request in requests]
@@ -145,6 +151,26 @@ def test_a_model_that_fails_beside_others_that_serve(tmp_path: Path) -> None:
     options = replace(write_repository(tmp_path, "double", "broken"), extra=("--exit-on-error=false",))
     with pytest.raises(ServerFailed, match=r"could not load broken: .*the weights are gone"):
         TritonServer.start(options, timeout_s=60)
+
+
+def test_a_stub_that_stalls_while_it_starts_costs_a_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton gives it up without a word, and would wait for its end for ever."""
+    monkeypatch.setattr(given_up, "PATIENCE", 1.5)
+    options = write_repository(tmp_path, "double", "stalling")
+    stalled = options.model_repository / "stalling" / "stalled"
+
+    def let_go_on() -> None:
+        while not (stalled.exists() and stalled.read_text()):
+            time.sleep(0.05)
+        time.sleep(2.5)  # Triton looks for life once a second
+        os.kill(int(stalled.read_text()), signal.SIGCONT)
+
+    letting = threading.Thread(target=let_go_on)
+    letting.start()
+    with TritonServer.start(options, timeout_s=100) as server:
+        letting.join()
+        assert server.is_model_ready("stalling")
+        assert int(stalled.read_text()) not in [stub.pid for stub in stubs(server)], "it was the first server's"
 
 
 def test_a_missing_repository_is_said(tmp_path: Path) -> None:

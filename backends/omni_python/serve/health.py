@@ -31,7 +31,7 @@ class ServerHealth:
     waiting, and after `silence` seconds without an answer counts as stuck. So does one that does not become ready
     although all processes of its `pipelines` are there; None where it has other models, too.
 
-    Now and then, on a busy machine, 24.10 waits for ever for a stub that has long started and waits for it.
+    That is how a stub looks that Triton has given up, where the kernel does not tell so (see `GivenUpStubs`).
     """
 
     def __init__(

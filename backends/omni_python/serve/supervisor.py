@@ -19,6 +19,7 @@ from types import FrameType
 from omni_python.control.back_off import WINDOW, BackOff
 from omni_python.control.stops import PERIOD as LOOK_PERIOD
 from omni_python.serve.environment import ServerSetupError
+from omni_python.serve.given_up import GivenUpStubs
 from omni_python.serve.health import ServerHealth, all_pipelines
 from omni_python.serve.leftovers import remove_leftover_regions
 from omni_python.serve.orchestrators import Death, Orchestrators
@@ -144,6 +145,7 @@ class Supervisor:
         self._reloading = {}
         pipelines = all_pipelines(self._options.model_repository)
         health = ServerHealth(server, orchestrators, self._policy.silence_s, pipelines)
+        given_up = GivenUpStubs(server.process.pid)
         server_fd = os.pidfd_open(server.process.pid)
         try:
             while not (self._stopping() or self._gave_up or server.has_exited()):
@@ -152,11 +154,18 @@ class Supervisor:
                     health.begin()
                     self._start_s = self._start_s or time.monotonic() - start
                     _say(f"ready: HTTP on {server.http_url}, gRPC on {server.grpc_url}")
-                if complaint := health.complaint(time.monotonic()) or self._overdue(None if ready else start):
+                stubs = given_up.look(time.monotonic())
+                complaint = health.complaint(time.monotonic()) or self._overdue(None if ready else start)
+                if stubs and not ready:
+                    complaint = complaint or f"gave up {stubs[0].name} while it started"
+                if complaint:
                     _say(f"tritonserver {complaint}, and is killed")
                     server.kill()  # with its stubs; Popen.kill might reap it, and then nothing would name its group
                 self._wait([server_fd, *orchestrators.pidfds()], LOOK_PERIOD if ready else DRAIN_PERIOD)
                 if ready and not complaint:  # before, Triton cannot load anything
+                    for stub in stubs:  # whoever wanted the model then hears that it failed, and loads it again
+                        _say(f"tritonserver gave up {stub.name} while it started; ending it")
+                        os.kill(stub.pid, signal.SIGKILL)
                     for pipeline, death in orchestrators.take_dead().items():
                         self._bring_back(pipeline, death, orchestrators)
         finally:

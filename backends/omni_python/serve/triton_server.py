@@ -20,6 +20,7 @@ from pathlib import Path
 from types import TracebackType
 
 from omni_python.serve.environment import Installation, ServerSetupError, find_installation
+from omni_python.serve.given_up import GivenUpStubs
 from omni_python.serve.server_log import failure_reason
 
 SHARED_MEMORY = Path("/dev/shm")
@@ -40,6 +41,10 @@ _PR_SET_PDEATHSIG = 1  # prctl(2)
 
 class ServerFailed(RuntimeError):
     """The server ended, or a model could not be loaded; the message has the reason from its log."""
+
+
+class BadLuck(ServerFailed):
+    """A start that failed for a reason that another start does not have."""
 
 
 def _die_with_parent() -> None:
@@ -203,19 +208,15 @@ class TritonServer:
     def start(cls, options: ServerOptions, log: Path | None = None, timeout_s: float = 600) -> TritonServer:
         """Start the process and wait until it is ready; see `launch` and `wait_ready`. Stopped again if that fails.
 
-        A server that lost a lock or a port is started again, `_STARTS` times in all: on a busy machine 24.10's Python
-        backend now and then aborts with `boost::interprocess::lock_exception` while its stubs start, and a port that
-        was free can be taken before the server binds it.
+        Where that was `BadLuck` the server is started again, `_STARTS` times in all.
         """
         for start in range(1, _STARTS + 1):
             server = cls.launch(options, log)
             try:
                 server.wait_ready(timeout_s)
             except BaseException as error:
-                said = server.log.read_text(errors="replace")
-                unlucky = isinstance(error, ServerFailed) and any(loss in said for loss in (_LOST_LOCK, _LOST_PORT))
                 server.stop()
-                if not unlucky or start == _STARTS:
+                if not isinstance(error, BadLuck) or start == _STARTS:
                     raise
             else:
                 return server
@@ -234,14 +235,22 @@ class TritonServer:
     def wait_ready(self, timeout_s: float) -> None:
         """Return when the server and all its models are ready.
 
-        Raises ServerFailed as soon as the process ends or a model turns out not to load, and after `timeout_s`.
+        Raises ServerFailed as soon as the process ends or a model turns out not to load, and after `timeout_s`. It is
+        `BadLuck` where Triton gave a stub up (see `GivenUpStubs`), where its Python backend aborted with
+        `boost::interprocess::lock_exception`, as 24.10's now and then does while stubs start on a busy machine, or
+        where a port that was free was taken before the server could bind it.
         """
         deadline = time.monotonic() + timeout_s
-        while time.monotonic() < deadline:
+        given_up = GivenUpStubs(self.process.pid)
+        while (now := time.monotonic()) < deadline:
             if self.has_exited():
-                raise ServerFailed(f"tritonserver did not start: {self.failure()}")
+                said = self.log.read_text(errors="replace")
+                kind = BadLuck if any(loss in said for loss in (_LOST_LOCK, _LOST_PORT)) else ServerFailed
+                raise kind(f"tritonserver did not start: {failure_reason(said)}")
             if self.is_ready():
                 return
+            if stubs := given_up.look(now):
+                raise BadLuck(f"tritonserver gave up {', '.join(stub.name for stub in stubs)} while it started")
             status, _ = self._http("GET", "/v2/health/ready")
             if status == 400 and self._answers() and (failed := self._failed_models()):
                 raise ServerFailed("tritonserver could not load " + "; ".join(failed))

@@ -1,0 +1,80 @@
+"""Finds stubs that Triton has given up: both then wait for each other, and would for ever.
+
+While a stub builds its model, Triton looks once a second whether a thread of it has shown life (every 300 ms it does).
+Where it has not, since the machine was paused or had to swap, Triton lets go of the model and waits for the process to
+end, but neither tells it nor ends it (`StubLauncher::Launch` of the Python backend; 24.10, and sources of 2026). A
+server then never becomes ready; a model that is loaded again is never there, and holds up whoever asked for it.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from omni_python.control.proc_stat import process_stat
+
+PERIOD = 1.0
+"""Seconds between two looks."""
+
+PATIENCE = 8.0
+"""Seconds that Triton has to have waited. It also waits for a stub whose model is unloaded, but not for so long: such a
+process ends itself within 5 s (`model.EXIT_TIMEOUT`)."""
+
+_WAIT4 = {"x86_64": "61", "aarch64": "260"}
+"""The system call in which a thread waits for a child, by machine."""
+
+
+@dataclass(frozen=True)
+class Stub:
+    pid: int
+    name: str
+    """Of its model's instance, as in Triton's log."""
+
+
+class GivenUpStubs:
+    """Those of one server. The kernel tells the processes' parent which call a thread is in, and with what arguments;
+    where it does not (`kernel.yama.ptrace_scope` above 1, gVisor), nothing is ever found. Not for several threads at
+    once."""
+
+    def __init__(self, server_pid: int) -> None:
+        self._tasks = Path(f"/proc/{server_pid}/task")
+        self._wait4 = _WAIT4.get(platform.machine(), "none")
+        self._next = 0.0
+        self._since: dict[tuple[str, int], float] = {}  # by thread and the process that it waits for
+
+    def look(self, now: float) -> list[Stub]:
+        """Those that Triton has waited for at each look of the last `PATIENCE` seconds. `now` is of the monotonic
+        clock; nothing is looked at within `PERIOD` seconds of the last look."""
+        if now < self._next:
+            return []
+        self._next = now + PERIOD
+        self._since = {waiting: self._since.get(waiting, now) for waiting in self._waits()}
+        found = [pid for (_, pid), since in self._since.items() if now - since >= PATIENCE]
+        return [Stub(pid, _instance_name(pid)) for pid in found]
+
+    def _waits(self) -> list[tuple[str, int]]:
+        waits = []
+        with suppress(OSError):  # the server has ended
+            for thread in os.listdir(self._tasks):
+                with suppress(OSError):  # the thread has ended
+                    call, *arguments = (self._tasks / thread / "syscall").read_text().split()
+                    if call == self._wait4 and _is_running(pid := int(arguments[0], 16)):
+                        waits.append((thread, pid))
+        return waits
+
+
+def _is_running(pid: int) -> bool:
+    process = process_stat(pid)
+    return process is not None and process.is_running
+
+
+def _instance_name(pid: int) -> str:
+    """From a stub's command line: program, model, region, two sizes, parent, backend, handle, instance, folder."""
+    with suppress(OSError):
+        words = Path(f"/proc/{pid}/cmdline").read_text(errors="replace").split("\0")
+        if len(words) > 8:
+            return words[8]
+    return f"process {pid}"
