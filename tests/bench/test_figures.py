@@ -10,10 +10,11 @@ import numpy as np
 import psutil
 import pytest
 
-from omni_python.bench.load import OpenLoop
+from omni_python.bench.generator import LoadResult
+from omni_python.bench.load import ClosedLoop, OpenLoop, Plan
 from omni_python.bench.record import Piece, RequestRecord
 from omni_python.bench.slo import is_good, parse_objectives
-from omni_python.bench.summary import Spread
+from omni_python.bench.summary import Spread, Summary, summarize
 from omni_python.bench.usage import GENERATOR, UsageSampler, process_name
 from omni_python.proto.errors import InvalidArgument
 
@@ -133,3 +134,31 @@ def test_cpu_time_is_what_processes_burn() -> None:
     # Beside them, the start of two Pythons.
     assert 0.45 <= used["tritonserver"] <= 0.8 and 0.2 <= used[child] <= 0.5
     assert 0 <= used[GENERATOR] <= 0.5
+
+
+def summary_of(records: list[RequestRecord], since: float, seconds: float, requests: int | None = None) -> Summary:
+    """Of a closed loop of four, whose server used 8 ms of CPU for each second of each request."""
+    usage = UsageSampler(None, [])
+    for moment in np.arange(0, 30, 0.01):
+        usage._times.append(moment)
+        usage._cpu.append({"tritonserver": 0.008 * sum(min(max(0.0, moment - r.sent), r.total) for r in records)})
+        usage._machine.append((0.0, moment))
+        usage._gpu_samples.append([])
+    result = LoadResult(ClosedLoop(4), records, 0.0, since, [], False)
+    return summarize(result, Plan(seconds=seconds, requests=requests), (), usage, 1)
+
+
+@pytest.mark.parametrize("requests", [None, 32])
+@pytest.mark.parametrize("seed", range(5))
+def test_a_requests_cost_does_not_depend_on_where_counting_begins(seed: int, requests: int | None) -> None:
+    """Four clients that ask again and again and wait 2 s each time; counting begins amid their requests, and ends
+    amid them or with the last one."""
+    rng = np.random.default_rng(seed)
+    free, records = list(rng.uniform(0, 0.5, 4)), []
+    for index in range(4 + 32):
+        sent = min(free)
+        free[free.index(sent)] = sent + 2.0
+        records.append(record(index=index, sent=sent, ended=sent + 2.0, counted=index >= 4))
+    since = records[4].sent
+    made = summary_of(records, since, rng.uniform(4, 12), requests)
+    assert made.cpu_ms["tritonserver"] == pytest.approx(16.0, rel=0.005)

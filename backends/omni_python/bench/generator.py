@@ -84,8 +84,11 @@ class LoadGenerator:
             process.kill()
             process.join()
 
-    def run(self, load: Load, plan: Plan, ended: Callable[[RequestRecord], object]) -> LoadResult:
-        """Send a load and wait for the last answer; `ended` is called with each request as it ends.
+    def run(
+        self, load: Load, plan: Plan, ended: Callable[[RequestRecord], object], warmed_up: Callable[[], object]
+    ) -> LoadResult:
+        """Send a load and wait for the last answer; `ended` is called with each request as it ends, and `warmed_up`
+        once, as soon as one has ended after the first counted one was sent.
 
         On KeyboardInterrupt requests in flight are cancelled, and the result has those that had ended. Raises
         `WorkerDied`.
@@ -93,7 +96,7 @@ class LoadGenerator:
         self._counters.next.value, self._counters.counting_since.value = 0, 0.0
         records: list[RequestRecord] = []
         lateness: list[float] = []
-        interrupted = False
+        interrupted = warm = False
         origin = time.monotonic() + _HEAD_START_S
         busy = set(self._connections)
         for connection, share in zip(self._connections, self._shares(load, plan, origin), strict=True):
@@ -106,6 +109,9 @@ class LoadGenerator:
                     else:
                         records.append(message)
                         ended(message)
+                if not warm and self._counters.counting_since.value:
+                    warm = True
+                    warmed_up()
             except KeyboardInterrupt:
                 if interrupted:
                     raise

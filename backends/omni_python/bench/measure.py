@@ -23,5 +23,5 @@ def measure(
 
     Ctrl-C ends the load; the figures are those until then. Raises `WorkerDied`."""
     with UsageSampler(find_server(generator.url), generator.pids) as usage:
-        result = generator.run(load, plan, ended)
+        result = generator.run(load, plan, ended, usage.sample)
     return summarize(result, plan, objectives, usage, generator.sending(load))

@@ -75,9 +75,11 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     sent_late: Spread | None
     """Open loop: from the moment when a request was due until it was sent."""
     cpu_ms: dict[str, float]
-    """CPU milliseconds a request by process, where the server runs on this machine."""
+    """CPU milliseconds a request by process, where the server runs on this machine. A request that was in flight when
+    the window began or ended counts for the part of its time that lies in it. Those that an interruption cancelled are
+    missing, and what they had cost falls to the others."""
     gpu_ms: float | None
-    """Milliseconds a request in which GPUs were busy, those of several added up."""
+    """Milliseconds a request, counted as in `cpu_ms`, in which GPUs were busy, those of several added up."""
     gpus: list[GpuUse]
     generator_cores: float
     """Of CPU that the load generator used."""
@@ -97,8 +99,8 @@ def summarize(
     if plan.requests is None and not result.interrupted:
         end = start + plan.seconds
     window = max(end - start, 1e-9)
-    ended = [record for record in result.records if start <= record.ended <= end]
-    served = [record for record in ended if not record.error]
+    served = [record for record in result.records if start <= record.ended <= end and not record.error]
+    worked = _requests_within(result.records, start, end)
     moments = result.origin + start, result.origin + end
     cpu, gpus = usage.cpu_seconds(*moments), usage.gpus(*moments)
     generator = cpu.pop(GENERATOR, 0.0) / window
@@ -130,12 +132,20 @@ def summarize(
         continuity=speech / (speech + silence) if played else None,
         unbroken=sum((record.underrun or 0.0) < _AUDIBLE_S for record in played) / len(played) if played else None,
         sent_late=late,
-        cpu_ms={name: seconds / len(ended) * 1e3 for name, seconds in cpu.items()} if ended else {},
-        gpu_ms=sum(gpu.busy for gpu in gpus) * window / len(ended) * 1e3 if gpus and ended else None,
+        cpu_ms={name: seconds / worked * 1e3 for name, seconds in cpu.items()} if worked else {},
+        gpu_ms=sum(gpu.busy for gpu in gpus) * window / worked * 1e3 if gpus and worked else None,
         gpus=gpus,
         generator_cores=generator,
         machine_busy=busy,
         warnings=_warnings(generator / processes, Spread.of(result.lateness), late, busy),
+    )
+
+
+def _requests_within(records: Iterable[RequestRecord], start: float, end: float) -> float:
+    """How many requests' work lies between two moments, if each costs the same at any moment of its time."""
+    return _sum(
+        (record for record in records if record.total > 0),
+        lambda record: max(0.0, min(record.ended, end) - max(record.sent, start)) / record.total,
     )
 
 

@@ -79,11 +79,12 @@ class UsageSampler:
         self._machine: list[tuple[float, float]] = []
         self._gpus = _gpus()
         self._gpu_samples: list[list[tuple[float, float]]] = []
+        self._sampling = threading.Lock()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="omni-bench-usage", daemon=True)
 
     def __enter__(self) -> UsageSampler:
-        self._sample()
+        self.sample()
         self._thread.start()
         return self
 
@@ -92,7 +93,12 @@ class UsageSampler:
     ) -> None:
         self._ended.set()
         self._thread.join()
-        self._sample()
+        self.sample()
+
+    def sample(self) -> None:
+        """Look now, too: figures from this moment on do not depend on what was before. Any thread."""
+        with self._sampling:
+            self._sample()
 
     def cpu_seconds(self, start: float, end: float) -> dict[str, float]:
         """CPU seconds used between two moments of the monotonic clock, by process; the server's own first."""
@@ -123,7 +129,7 @@ class UsageSampler:
 
     def _run(self) -> None:
         while not self._ended.wait(self._period):
-            self._sample()
+            self.sample()
 
     def _sample(self) -> None:
         for process in self._generator:
