@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from omni_python.config.numpy_support import numpy_refusal
-from omni_python.config.parts import LimitsConfig
+from omni_python.config.parts import LimitsConfig, TraceConfig
 from omni_python.config.schema import PipelineConfig
 from omni_python.config.topology import resolve_topology
 from omni_python.model import TritonPythonModel
@@ -31,6 +31,7 @@ from tests.glue.loading import glue_on
 BOTH = pytest.mark.parametrize("server", [OLD, NEW], ids=["24.10", "26.07"])
 OUTPUTS: tuple[str, ...] = ("text_output", "audio_output", "audio_sample_rate", "finish_reason", "usage")
 OUTPUTS += ("num_input_tokens", "num_output_tokens", "stage_timings", "trace")
+TRACE_ID = "ab" * 16
 NOT_READY = "is not ready (user-defined check failed)."
 
 
@@ -201,6 +202,21 @@ def test_an_old_server_never_asks_and_serves_alike(server: Server, directory: Pa
             assert given[-1]["finish_reason"] == "stop"
 
 
+@pytest.mark.parametrize("sample", [0.0, 1.0])
+def test_an_answer_that_is_traced_by_chance_names_its_trace(sample: float, directory: Path) -> None:
+    config = NoopForwardPipelineConfig().changed(trace=TraceConfig(sample=sample))
+    with serving(NEW, config, directory) as load:
+        served = load("orchestrator", "a", "b")
+        wait_for(lambda: not served.not_ready())
+        last = served.ask()[-1]
+        assert isinstance(last, Response) and "trace" not in tensors(last), "the client did not ask for it"
+        trace_id = json.loads(last.parameters()).get("trace_id", "")
+        assert bool(trace_id) == bool(sample)
+        if trace_id:
+            traces = served.models["orchestrator"]._model._coordinator.traces
+            assert traces.find(trace_id).trace_id == trace_id
+
+
 def test_the_fake_judges_answers_as_the_stub_does() -> None:
     """A hook that is wrong is not passed by it: the tests above mean something."""
 
@@ -232,6 +248,7 @@ def answer(server: Server, stream: bool, wanted: tuple[str, ...], fail: bool = F
         sender = Request(wanted).sender
         sink = response.TritonSink(sender, parsed, wanted)
         sink.announce()
+        sink.traced(TRACE_ID)
         sink.chunk(TextOutput("hé"))
         sink.chunk(AudioOutput(np.full(2400, 0.5, np.float32), 24000))
         sink.result("decode", TextOutput("llo", "length", num_input_tokens=7, num_output_tokens=11))
@@ -239,7 +256,7 @@ def answer(server: Server, stream: bool, wanted: tuple[str, ...], fail: bool = F
             sink.fail(Unavailable("the vocoder died"))
         else:
             sink.result("code2wav", AudioOutput(np.empty(0, np.float32), 24000, "stop", num_frames=5))
-            sink.finish([], Trace("1-1", "ab" * 16, "", "p", 0.0, 1.0, "completed", "", True, (), ()))
+            sink.finish([], Trace("1-1", TRACE_ID, "", "p", 0.0, 1.0, "completed", "", True, (), ()))
         return sender.wait()
 
 
@@ -253,7 +270,7 @@ def test_the_last_response_says_in_parameters_what_its_outputs_say(stream: bool)
     *before, last = answer(NEW, stream, OUTPUTS)
     assert isinstance(last, Response)
     given, outputs = json.loads(last.parameters()), tensors(last)
-    assert given.pop("trace_id") == json.loads(outputs["trace"])["trace_id"] == "ab" * 16
+    assert given.pop("trace_id") == json.loads(outputs["trace"])["trace_id"] == TRACE_ID
     assert given == {name: outputs[name] for name in given}
     assert given.keys() == {"finish_reason", "num_input_tokens", "num_output_tokens", "usage"}
     assert (given["finish_reason"], given["num_output_tokens"]) == ("length", 11)
@@ -272,6 +289,7 @@ def test_a_part_that_failed_is_told_of_before_the_error() -> None:
     assert isinstance(partial, Response) and isinstance(error, Response)
     given = json.loads(partial.parameters())
     assert (given["finish_reason"], json.loads(given["usage"])["audio_finish_reason"]) == ("error", "error")
+    assert given["trace_id"] == TRACE_ID
     assert error.has_error() and error.parameters() == "{}"
 
 

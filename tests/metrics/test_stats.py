@@ -69,6 +69,9 @@ class Kept:
     def clock(self) -> float:
         return self.now
 
+    def traced(self, trace_id: str) -> None:
+        self.given.append(trace_id)
+
     def chunk(self, payload: Payload) -> None:
         self.given.append(payload)
 

@@ -34,7 +34,11 @@ class Sink:
     events: queue.SimpleQueue[tuple[str, Any]] = field(default_factory=queue.SimpleQueue)
     cancelled: bool = False
     timings: dict[str, StageTiming] = field(default_factory=dict)
+    trace_id: str = ""
     trace: Trace | None = None
+
+    def traced(self, trace_id: str) -> None:
+        self.trace_id = trace_id
 
     def chunk(self, payload: Payload) -> None:
         self.events.put(("chunk", payload))

@@ -136,13 +136,16 @@ def test_the_callers_context_decides_and_is_kept(line: Pipeline) -> None:
     request_id, sink = ask(line, TraceWish(None, TraceContext(trace_id, span_id, sampled=True)))
     sink.wait()
     assert sink.trace is None, "a client that did not ask is not sent the trace"
+    assert sink.trace_id == trace_id
     trace = settled(store, trace_id)
     assert (trace.id, trace.trace_id, trace.parent_id) == (request_id, trace_id, span_id)
     assert store.find(request_id).trace_id == store.find("").trace_id == trace_id
     _, sink = ask(line, TraceWish(None, TraceContext("ef" * 16, span_id, sampled=False)))
     sink.wait()
+    assert sink.trace_id == ""
     _, sink = ask(line, TraceWish(False))
     sink.wait()
+    assert sink.trace_id == ""
     with pytest.raises(NotFound, match=f"there is no trace '{'ef' * 16}'; of 1 traces the newest are {request_id}"):
         store.find("ef" * 16)
 

@@ -98,6 +98,7 @@ class TritonSink:
         self._text_end: TextOutput | None = None
         self._audio_end: AudioOutput | None = None
         self._samples = 0
+        self._trace_id = ""
 
     def announce(self) -> None:
         """A response without content. Triton notices a client that leaves (HTTP) only once one was sent."""
@@ -112,6 +113,9 @@ class TritonSink:
             return not self._ended and bool(self._sender.is_cancelled())
         finally:
             self._ending_lock.release()
+
+    def traced(self, trace_id: str) -> None:
+        self._trace_id = trace_id
 
     def chunk(self, payload: Payload) -> None:
         """Raises what Triton raises where it cannot take the response (its shared memory may be full); the request then
@@ -163,7 +167,7 @@ class TritonSink:
             if self._audio_end is not None:
                 samples = np.concatenate([*self._audio, np.empty(0, np.float32)])
                 tensors += self._content(AudioOutput(samples, self._sample_rate), even_if_empty=True)
-        response = self._last_response(tensors + self._ending(), trace=trace)
+        response = self._last_response(tensors + self._ending())
         with self._ending_lock:
             self._ended = True
             self._sender.send(response, flags=_FINAL)
@@ -194,9 +198,7 @@ class TritonSink:
             return [_bytes("audio_base64", base64.b64encode(data)), rate]
         return []
 
-    def _last_response(
-        self, tensors: list[pb_utils.Tensor], failed: bool = False, trace: Trace | None = None
-    ) -> pb_utils.InferenceResponse:
+    def _last_response(self, tensors: list[pb_utils.Tensor], failed: bool = False) -> pb_utils.InferenceResponse:
         """Where this server takes them, with parameters: what gateways and logs on the way want to know of an answer,
         without reading tensors, whatever outputs its client has asked for. Those that are outputs, too, have the same
         names and values, since HTTP's `generate` puts both into one object."""
@@ -209,8 +211,8 @@ class TritonSink:
         if self._text_end is not None:
             parameters["num_input_tokens"] = self._text_end.num_input_tokens
             parameters["num_output_tokens"] = self._text_end.num_output_tokens
-        if trace is not None:
-            parameters["trace_id"] = trace.trace_id
+        if self._trace_id:
+            parameters["trace_id"] = self._trace_id
         return pb_utils.InferenceResponse(tensors, parameters=parameters)
 
     def _finish_reason(self, failed: bool) -> str:

@@ -20,11 +20,12 @@ JOINED_BYTES = 64 << 10
 class ResponseSink(Protocol):
     """Where a request's answer goes: chunks (several that waited may come as one) and terminal stages' results as they
     come, then once `fail`, or `finish` with when its stages worked, relative to the admission, and with its trace where
-    the request asked for it.
+    the request asked for it. Of a traced request `traced` tells the W3C trace id before all that.
 
     All but `is_cancelled` are called on one thread at a time, in order.
     """
 
+    def traced(self, trace_id: str) -> None: ...
     def chunk(self, payload: Payload) -> None: ...
     def result(self, stage: str, payload: Payload) -> None: ...
     def finish(self, timings: Sequence[StageTiming], trace: Trace | None = None) -> None: ...

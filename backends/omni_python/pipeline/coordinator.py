@@ -227,6 +227,7 @@ class Coordinator:
     def _trace(self, request: Request, wish: TraceWish) -> None:
         host = self._carrier.site.host
         request.trace = RequestTrace(request.id, self.spec.name, self.spec.entry_stage, host, wish)
+        request.sink.traced(request.trace.trace_id)
         request.sink = TracedSink(request.sink, request.trace, request.stream, self.traces.end)
 
     # -- receiving thread

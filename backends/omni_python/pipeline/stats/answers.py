@@ -95,6 +95,9 @@ class MeasuredSink:
         self._playback: Playback | None = None
         self._sums = AnswerTotals()
 
+    def traced(self, trace_id: str) -> None:
+        self._inner.traced(trace_id)
+
     def chunk(self, payload: Payload) -> None:
         self._inner.chunk(payload)
         self._count(payload)

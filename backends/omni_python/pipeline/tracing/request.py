@@ -113,6 +113,9 @@ class TracedSink:
         self._stream = stream
         self._on_end = on_end
 
+    def traced(self, trace_id: str) -> None:
+        self._inner.traced(trace_id)
+
     def chunk(self, payload: Payload) -> None:
         with self._noted():
             self._inner.chunk(payload)
