@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import re
 import signal
 import socket
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
@@ -182,6 +184,25 @@ def test_a_killed_supervisor_takes_its_server_along_and_another_follows(reposito
     with Serving(repository, tmp_path / "again", ports=killed.ports) as serving:
         ask(serving)
         assert not regions_of(killed.process.pid)
+
+
+def test_a_machine_that_pauses_loses_nothing(repository: Path, tmp_path: Path) -> None:
+    """Longer than any single process may be stopped; what watches the others stands still along with them."""
+    with Serving(repository, tmp_path / "log") as serving:
+        family = serving.family()
+        with ThreadPoolExecutor(8) as clients:
+            answers = [clients.submit(ask, serving, delay=0.2, nbytes=number) for number in range(16)]
+            time.sleep(0.5)
+            every = [psutil.Process(serving.process.pid), *family]
+            for process in every:
+                process.suspend()
+            time.sleep(5)
+            for process in random.sample(every, len(every)):
+                process.resume()
+            assert [answer.result().text for answer in answers] == [
+                f'{{"nbytes":{number},"last":{max(number - 1, 0)}}}' for number in range(16)
+            ]
+        assert serving.family() == family
 
 
 def test_an_orchestrator_that_keeps_dying_is_given_up(repository: Path, tmp_path: Path) -> None:
