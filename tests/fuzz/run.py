@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import shutil
 import sys
 import tempfile
@@ -24,6 +25,7 @@ def main() -> None:
     with atheris.instrument_imports(include=["omni_python", "PIL", "yaml"], enable_loader_override=False):
         from tests.fuzz.targets import TARGETS
 
+    logging.disable()  # of what is refused
     findings = options.findings / options.target
     findings.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as work:  # what is found goes there, so that the committed corpus stays small

@@ -5,8 +5,12 @@ Both hypothesis (`test_fuzz.py`, in every test run) and atheris (`scripts/fuzz T
 
 from __future__ import annotations
 
+import queue
+import socket
 import struct
+import tempfile
 import zlib
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -16,6 +20,8 @@ import numpy as np
 from omni_python.commands.comparing import Tolerance, differences
 from omni_python.config.errors import ConfigError
 from omni_python.config.files import dump_pipeline, parse_pipeline
+from omni_python.control.framing import MAX_FRAME, Deframer
+from omni_python.control.inbox import Inbox
 from omni_python.glue.request import parse_request
 from omni_python.preprocessing.audio import decode_audio
 from omni_python.preprocessing.image import decode_image
@@ -26,7 +32,7 @@ from omni_python.preprocessing.media.policy import MediaPolicy
 from omni_python.preprocessing.video import Sampling, decode_video
 from omni_python.proto.codec import CodecError, EncodedPayload, PayloadDecoder
 from omni_python.proto.errors import InvalidArgument, OmniError
-from omni_python.proto.messages import decode_message, encode_message
+from omni_python.proto.messages import ControlMessage, decode_message, encode_message
 from omni_python.proto.payload import AudioOutput, Payload, TextOutput
 from omni_python.proto.recording import MAGIC, decode_recording, encode_recording
 from omni_python.proto.request import OmniRequest
@@ -63,6 +69,87 @@ def messages(data: bytes) -> None:
     except msgspec.MsgspecError:
         return
     assert encode_message(decode_message(encode_message(message))) == encode_message(message)
+
+
+def framing(data: bytes) -> None:
+    """[number of lengths: 1 byte][lengths less one: 1 byte each][stream]: the stream in parts of these lengths."""
+    lengths = [1 + length for length in data[1 : 1 + data[0]]] if data else []
+    stream = data[1 + len(lengths) :]
+    whole, too_long = _frames(stream)
+    deframer, found = Deframer(), list[bytes]()
+    position, part = 0, 0
+    try:
+        while position < len(stream):
+            length = lengths[part % len(lengths)] if lengths else len(stream)
+            deframer.feed(stream[position : position + length], found.append)
+            position, part = position + length, part + 1
+    except InvalidArgument as error:
+        assert too_long and str(error)
+    else:
+        assert not too_long
+    assert found == whole
+
+
+def _frames(stream: bytes) -> tuple[list[bytes], bool]:
+    """The whole frames of a stream, up to one that is too long; whether there is such a one."""
+    found, rest = list[bytes](), stream
+    while len(rest) >= 4:
+        length = int.from_bytes(rest[:4], "big")
+        if length > MAX_FRAME or len(rest) < 4 + length:
+            return found, length > MAX_FRAME
+        found.append(rest[4 : 4 + length])
+        rest = rest[4 + length :]
+    return found, False
+
+
+def inbox(data: bytes) -> None:
+    """A sequence of [connection: 1 byte][length: 1 byte][content], of which length 0 closes the connection: what comes
+    to a listening `Inbox` over connections that are used in turn."""
+    received: queue.SimpleQueue[ControlMessage] = queue.SimpleQueue()
+    streams: list[bytearray] = []  # one for each connection that there was
+    with tempfile.TemporaryDirectory(prefix="omni-fuzz-") as folder:
+        listening = Inbox(f"{folder}/socket", received.put)
+        listening.start()
+        connections: dict[int, tuple[socket.socket, bytearray]] = {}
+        position = 0
+        while position + 2 <= len(data):
+            which, length = data[position] % 4, data[position + 1]
+            content = data[position + 2 : position + 2 + length]
+            position += 2 + length
+            if not length and which in connections:
+                connections.pop(which)[0].close()
+                continue
+            if which not in connections:
+                connections[which] = (_connected(listening.address), bytearray())
+                streams.append(connections[which][1])
+            connection, stream = connections[which]
+            with suppress(BrokenPipeError, ConnectionResetError):  # after a length that is refused
+                connection.sendall(content)
+                stream += content
+        wanted = [[encode_message(message) for message in _messages_of(bytes(stream))] for stream in streams]
+        found = [encode_message(received.get(timeout=20)) for _ in range(sum(map(len, wanted)))]
+        for connection, _ in connections.values():
+            connection.close()
+        listening.stop()
+    assert received.empty()
+    assert Counter(found) == Counter(frame for of_one in wanted for frame in of_one)
+    for of_one in wanted:
+        rest = iter(found)
+        assert all(frame in rest for frame in of_one), "a connection's messages in another order"
+
+
+def _connected(address: str) -> socket.socket:
+    connection = socket.socket(socket.AF_UNIX)
+    connection.connect(address)
+    return connection
+
+
+def _messages_of(stream: bytes) -> list[ControlMessage]:
+    found = []
+    for frame in _frames(stream)[0]:
+        with suppress(msgspec.MsgspecError):
+            found.append(decode_message(frame))
+    return found
 
 
 def recording(data: bytes) -> None:
@@ -167,5 +254,6 @@ def urls(data: bytes) -> None:
 
 
 TARGETS: dict[str, Target] = {
-    function.__name__: function for function in (codec, messages, recording, config, request, urls, image, audio, video)
+    function.__name__: function
+    for function in (framing, inbox, codec, messages, recording, config, request, urls, image, audio, video)
 }

@@ -14,7 +14,9 @@ _LENGTH = struct.Struct(">I")
 
 
 def framed(message: bytes) -> bytes:
-    """An encoded message as it goes into a stream."""
+    """An encoded message as it goes into a stream. Raises `InvalidArgument` for one that is longer than `MAX_FRAME`:
+    its receiver would end the stream, and lose what others send on it."""
+    _check(len(message))
     return _LENGTH.pack(len(message)) + message
 
 
@@ -35,11 +37,15 @@ class Deframer:
         begin = 0
         while len(self._rest) - begin >= start:
             length = _LENGTH.unpack_from(self._rest, begin)[0]
-            if length > MAX_FRAME:
-                raise InvalidArgument(f"a message of {length} bytes; {MAX_FRAME} is the most")
+            _check(length)
             end = begin + start + length
             if len(self._rest) < end:
                 break
             take(bytes(memoryview(self._rest)[begin + start : end]))
             begin = end
         del self._rest[:begin]
+
+
+def _check(length: int) -> None:
+    if length > MAX_FRAME:
+        raise InvalidArgument(f"a message of {length} bytes; {MAX_FRAME} is the most")

@@ -24,6 +24,9 @@ ZAP_DOMAIN = b"omni"
 LOG_PERIOD = 10.0
 """Seconds before the same refusal is logged again: who is refused tries again at once."""
 
+_MOST_LOGGED = 1000
+"""Refusals remembered: who has a network of addresses is refused under each of them."""
+
 _ZAP_ADDRESS = "inproc://zeromq.zap.01"  # ZAP is RFC 27
 _ZAP_VERSION = b"1.0"
 _FAILED = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
@@ -134,5 +137,7 @@ class Handshakes:
     def _log(self, text: str) -> None:
         now = time.monotonic()
         if now - self._logged.get(text, -LOG_PERIOD) >= LOG_PERIOD:
+            if len(self._logged) >= _MOST_LOGGED:
+                self._logged.clear()
             self._logged[text] = now
             log.warning("%s", text)

@@ -18,7 +18,7 @@ from contextlib import suppress
 import msgspec
 
 from omni_python.control.framing import Deframer
-from omni_python.proto.errors import InvalidArgument
+from omni_python.proto.errors import InvalidArgument, OmniError
 from omni_python.proto.messages import ControlMessage, decode_message
 
 _READ = 64 << 10
@@ -34,7 +34,8 @@ log = logging.getLogger(__name__)
 
 
 class Inbox:
-    """Listens at `address`, the path of a socket, which only this user can connect to.
+    """Listens at `address`, the path of a socket, which only this user can connect to. Raises `OmniError` where it
+    cannot.
 
     `handle` is called with each message, on one thread; those of one sender in their order. Bytes that are no message
     are logged and dropped; so is an exception of `handle`, which must not take the process's only ear with it.
@@ -43,13 +44,8 @@ class Inbox:
     def __init__(self, address: str, handle: Callable[[ControlMessage], None]) -> None:
         self.address = address
         self._handle = handle
-        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        with suppress(FileNotFoundError):
-            os.unlink(address)  # a killed predecessor's
-        self._listener.bind(address)
-        os.chmod(address, 0o600)
-        self._listener.listen(_PENDING)
-        self._listener.setblocking(False)
+        self._listener = _listen(address)
+        self._file = os.lstat(address)
         self._senders: dict[int, _Sender] = {}  # by file descriptor
         self._stop = os.eventfd(0)
         self._poll = select.epoll()
@@ -67,11 +63,12 @@ class Inbox:
         self._thread.join()
         self._poll.close()
         os.close(self._stop)
+        with suppress(OSError):
+            if os.path.samestat(os.lstat(self.address), self._file):  # else a successor's
+                os.unlink(self.address)
         self._listener.close()
         for sender in self._senders.values():
             sender.connection.close()
-        with suppress(OSError):
-            os.unlink(self.address)
 
     def replace_thread(self) -> None:
         """The thread is held up in `handle`: another one goes on, and that one ends when it comes back."""
@@ -111,13 +108,13 @@ class Inbox:
     def _accept(self) -> None:
         try:
             connection, _ = self._listener.accept()
+            connection.setblocking(False)
+            self._poll.register(connection, select.EPOLLIN)
         except OSError as error:  # it is gone again; or there are no file descriptors left, and will be none at once
             log.warning("could not accept a connection: %s", error)
             time.sleep(_BREATH)
             return
-        connection.setblocking(False)
         self._senders[connection.fileno()] = _Sender(connection)
-        self._poll.register(connection, select.EPOLLIN)
 
     def _read(self, sender: _Sender) -> None:
         try:
@@ -134,6 +131,21 @@ class Inbox:
         self._poll.unregister(sender.connection)
         del self._senders[sender.connection.fileno()]
         sender.connection.close()
+
+
+def _listen(address: str) -> socket.socket:
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        with suppress(FileNotFoundError):
+            os.unlink(address)  # a killed predecessor's
+        listener.bind(address)
+        os.chmod(address, 0o600)
+        listener.listen(_PENDING)
+    except OSError as error:
+        listener.close()
+        raise OmniError(f"cannot listen at {address}: {error.strerror or error}") from None
+    listener.setblocking(False)
+    return listener
 
 
 class _Sender:

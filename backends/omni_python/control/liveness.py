@@ -40,6 +40,7 @@ def write_life_sign(directory: Path, pipeline: str, sign: LifeSign) -> None:
     draft = path.with_suffix(".draft")
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(descriptor, "wb") as file:
+        os.fchmod(descriptor, 0o600)  # whatever the umask
         file.write(msgspec.json.encode(sign))
     draft.replace(path)
 

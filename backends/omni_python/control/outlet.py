@@ -38,7 +38,8 @@ class Outlet(Protocol):
     """The way to one peer; any thread may send. Messages of one thread arrive in their order, or not at all."""
 
     def send(self, message: ControlMessage) -> None:
-        """Queue a message. Raises `Unavailable` if the peer took none for `SEND_TIMEOUT` seconds, or this is closed."""
+        """Queue a message. Raises `Unavailable` if the peer took none for `SEND_TIMEOUT` seconds, or this is closed;
+        `InvalidArgument` for a message that is too long (`MAX_FRAME`)."""
 
     def try_send(self, message: ControlMessage) -> bool:
         """Queue a message unless that takes waiting, or cannot be done; whether it was queued."""

@@ -19,8 +19,12 @@ def hide_mapped_regions() -> list[str]:
     mapped = re.findall(rf" ({SHARED_MEMORY}/\S+)$", Path("/proc/self/maps").read_text(), re.MULTILINE)
     hidden = []
     for path in sorted(set(mapped)):
-        with suppress(OSError):  # removed meanwhile, or somebody else's to decide about
-            if os.stat(path).st_uid == os.getuid():
-                os.chmod(path, 0o600)
-                hidden.append(path)
+        with suppress(OSError):  # removed meanwhile, and perhaps a link of somebody else's in its place
+            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+            try:
+                if os.fstat(descriptor).st_uid == os.getuid():  # else somebody else's to decide about
+                    os.fchmod(descriptor, 0o600)
+                    hidden.append(path)
+            finally:
+                os.close(descriptor)
     return hidden

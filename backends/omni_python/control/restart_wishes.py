@@ -13,6 +13,8 @@ def wish_restart(directory: Path, pipeline: str, why: str) -> None:
     begins with the server's name. Raises OSError where nothing can be written."""
     path = directory / f"{pipeline}{_SUFFIX}"
     draft = path.with_suffix(".draft-restart")
+    draft.touch()
+    draft.chmod(0o600)  # whatever the umask
     draft.write_text(why)
     draft.replace(path)
 
