@@ -1,9 +1,9 @@
 """Finds stubs that Triton has given up: both then wait for each other, and would for ever.
 
-While a stub builds its model, Triton looks once a second whether a thread of it has shown life (every 300 ms it does).
-Where it has not, since the machine was paused or had to swap, Triton lets go of the model and waits for the process to
-end, but neither tells it nor ends it (`StubLauncher::Launch` of the Python backend; 24.10, and sources of 2026). A
-server then never becomes ready; a model that is loaded again is never there, and holds up whoever asked for it.
+While a stub builds its model, a thread of it shows life every 300 ms, and Triton looks for that once a second (24.10;
+every 5 s in the sources of July 2026). Where it finds none, since the machine was paused or had to swap, it lets go of
+the model and waits for the process to end, but neither tells it nor ends it (`StubLauncher::Launch` of the Python
+backend). A server then never becomes ready; a model that is loaded again is never there, and holds up whoever asked.
 """
 
 from __future__ import annotations
