@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
@@ -20,7 +20,8 @@ CHUNKS = 3
 
 
 class Answering(grpc.GenericRpcHandler):
-    """Answers each request with its size in `CHUNKS` chunks, and counts those that are there at once, and that left."""
+    """Answers each request with its size in `CHUNKS` chunks, and counts those that are there at once, and that left
+    after they had been read."""
 
     def __init__(self) -> None:
         self.most = self.running = self.left = 0
@@ -33,25 +34,28 @@ class Answering(grpc.GenericRpcHandler):
         return grpc.stream_stream_rpc_method_handler(self._answer)
 
     def _answer(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
-        with self._lock:
-            self.running += 1
-            self.most = max(self.most, self.running)
-        try:
-            for request in requests:
-                text = service_pb2.ModelInferRequest.FromString(request).raw_input_contents[0]
-                while not self.gate.wait(0.01):
-                    if not context.is_active():
-                        with self._lock:
-                            self.left += 1
-                        return
-                for _ in range(CHUNKS):
-                    answer = service_pb2.ModelStreamInferResponse()
-                    answer.infer_response.outputs.add(name="size")
-                    answer.infer_response.raw_output_contents.append(bytes(len(text)))
-                    yield answer.SerializeToString()
-        finally:
+        for request in requests:  # one; none where the stream is cancelled before its request is read
             with self._lock:
-                self.running -= 1
+                self.running += 1
+                self.most = max(self.most, self.running)
+            try:
+                yield from self._chunks(request, context)
+            finally:
+                with self._lock:
+                    self.running -= 1
+
+    def _chunks(self, request: bytes, context: Any) -> Iterator[bytes]:
+        text = service_pb2.ModelInferRequest.FromString(request).raw_input_contents[0]
+        while not self.gate.wait(0.01):
+            if not context.is_active():
+                with self._lock:
+                    self.left += 1
+                return
+        for _ in range(CHUNKS):
+            answer = service_pb2.ModelStreamInferResponse()
+            answer.infer_response.outputs.add(name="size")
+            answer.infer_response.raw_output_contents.append(bytes(len(text)))
+            yield answer.SerializeToString()
 
 
 @contextmanager
@@ -64,6 +68,12 @@ def serving(options: Sequence[tuple[str, int]] = ()) -> Iterator[tuple[str, Answ
         yield f"127.0.0.1:{port}", answering
     finally:
         server.stop(None).wait()
+
+
+def wait_until(reached: Callable[[], bool]) -> None:
+    end = time.monotonic() + 20
+    while not reached() and time.monotonic() < end:
+        time.sleep(0.01)
 
 
 def request(size: int) -> service_pb2.ModelInferRequest:
@@ -89,7 +99,8 @@ def test_no_more_streams_are_opened_than_the_server_allows() -> None:
         load = Load(url, [request(10)])
         for _ in range(40):
             load.send()
-        threading.Timer(0.3, answering.gate.set).start()
+        wait_until(lambda: answering.running == 16)
+        answering.gate.set()
         ended = load.batch(20, 20)
         load.close()
     assert {one.error for one in ended} == {""} and load.outstanding == 0
@@ -101,12 +112,9 @@ def test_cancelled_requests_leave_the_server_and_the_connection_goes_on() -> Non
         load = Load(url, [request(10)])
         for _ in range(80):
             load.send()
-        end = time.monotonic() + 10
-        while answering.running < 40 and time.monotonic() < end:
-            time.sleep(0.01)
+        wait_until(lambda: answering.running == 40)
         load.cancel()  # half of them before they were sent
-        while answering.left < 40 and time.monotonic() < end:
-            time.sleep(0.01)
+        wait_until(lambda: answering.left == 40)
         answering.gate.set()
         ended = load.batch(16, 16)
         load.close()
