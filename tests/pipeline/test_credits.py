@@ -8,7 +8,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from omni_python.pipeline import credits as credits_module
 from omni_python.pipeline.credits import Credits
+from omni_python.relay.put_off import handle
 
 
 class Sent:
@@ -42,26 +44,27 @@ def credits(sent: Sent) -> Iterator[Credits]:
 
 
 def test_the_receiving_thread_sends_what_it_noted_when_it_is_done(credits: Credits, sent: Sent) -> None:
-    credits.hold(threading.get_ident())
-    for generation in (1, 2):
-        credits.note(7, "shm", generation)
-    credits.note(8, "shm", 3)
-    assert sent.calls.empty()
-    credits.settle()
+    def handler(message: None) -> None:
+        credits.note(7, "shm", 1)
+        credits.note(8, "shm", 2)
+        assert sent.calls.empty()
+
+    handle(handler, None)
     me = threading.get_ident()
-    assert [sent.next(), sent.next()] == [(me, False, 7, "shm", [1, 2]), (me, False, 8, "shm", [3])]
-    credits.settle()
+    assert [sent.next(), sent.next()] == [(me, False, 7, "shm", [1]), (me, False, 8, "shm", [2])]
+    handle(lambda message: None, None)
     assert sent.calls.empty(), "once"
 
 
 def test_others_have_a_thread_of_their_own(credits: Credits, sent: Sent) -> None:
-    credits.hold(threading.get_ident())
-    other = threading.Thread(target=credits.note, args=(7, "shm", 1))
-    other.start()
-    other.join()
-    thread, wait, *what = sent.next()
-    assert thread not in (threading.get_ident(), other.ident) and wait and what == [7, "shm", [1]]
-    credits.settle()
+    def handler(message: None) -> None:
+        other = threading.Thread(target=credits.note, args=(7, "shm", 1))
+        other.start()
+        other.join()
+        thread, wait, *what = sent.next()
+        assert thread not in (threading.get_ident(), other.ident) and wait and what == [7, "shm", [1]]
+
+    handle(handler, None)
     credits.note(7, "shm", 2)
     thread, wait, *what = sent.next()
     assert thread != threading.get_ident() and wait and what == [7, "shm", [2]], "nothing is held between messages"
@@ -69,11 +72,28 @@ def test_others_have_a_thread_of_their_own(credits: Credits, sent: Sent) -> None
 
 def test_what_cannot_be_sent_at_once_is_left_to_that_thread(credits: Credits, sent: Sent) -> None:
     sent.refuse = True
-    credits.hold(threading.get_ident())
-    credits.note(7, "shm", 1)
-    credits.settle()
+    handle(lambda message: credits.note(7, "shm", 1), None)
     thread, wait, *what = sent.next()
     assert thread != threading.get_ident() and wait and what == [7, "shm", [1]]
+
+
+def test_what_could_not_be_sent_is_sent_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(credits_module, "RETRY", 0.05)
+    results = iter([False, False, True, True])
+    tried: queue.SimpleQueue[tuple[int, list[int]]] = queue.SimpleQueue()
+
+    def send(epoch: int, relay: str, generations: list[int], wait: bool) -> bool:
+        tried.put((epoch, generations))
+        return next(results)
+
+    credits = Credits(send)
+    credits.note(7, "shm", 1)
+    credits.note(7, "shm", 2)
+    credits.note(8, "shm", 3)
+    credits.start()
+    assert [tried.get(timeout=10) for _ in range(4)] == [(7, [1, 2]), (8, [3])] * 2
+    credits.stop()
+    assert tried.empty()
 
 
 def test_what_is_queued_at_the_end_is_sent(sent: Sent) -> None:

@@ -14,6 +14,7 @@ from omni_python.models.noop.config import NoopForwardPipelineConfig, NoopLinePi
 from omni_python.pipeline.direct import HELD_UP, PAUSE, DirectCalls
 from omni_python.proto.timing import StageTiming
 from omni_python.proto.trace import Trace
+from omni_python.relay.put_off import handle
 from tests.pipeline.harness import Pipeline, Sink, request, running
 
 
@@ -114,25 +115,26 @@ class Ear:
         self.replaced += 1
 
     def hear(self, call: Callable[[], object]) -> bool:
-        self.calls.handling(threading.get_ident())
-        taken = self.calls.take(call)
-        self.calls.handled()
-        return taken
+        taken: list[bool] = []
+        handle(lambda message: taken.append(self.calls.take(call)), None)
+        return taken == [True]
 
 
 def test_only_the_receiving_thread_takes_a_call_and_one_for_a_message() -> None:
     ear = Ear()
     made: list[int] = []
+
+    def handler(message: None) -> None:
+        assert ear.calls.take(lambda: made.append(1)) and not ear.calls.take(lambda: made.append(2))
+        other = threading.Thread(target=lambda: made.append(3 if ear.calls.take(lambda: made.append(4)) else 5))
+        other.start()
+        other.join()
+        assert made == [5]
+
     assert not ear.calls.take(lambda: made.append(0))
-    ear.calls.handling(threading.get_ident())
-    assert ear.calls.take(lambda: made.append(1)) and not ear.calls.take(lambda: made.append(2))
-    other = threading.Thread(target=lambda: made.append(3 if ear.calls.take(lambda: made.append(4)) else 5))
-    other.start()
-    other.join()
-    assert made == [5]
-    ear.calls.handled()
-    ear.calls.handled()
+    handle(handler, None)
     assert made == [5, 1] and not ear.calls.take(lambda: made.append(6))
+    assert ear.hear(lambda: made.append(7)) and made == [5, 1, 7]
 
 
 def test_a_call_that_fails_harms_none_after_it(caplog: pytest.LogCaptureFixture) -> None:
@@ -177,3 +179,29 @@ def test_calls_pause_after_one_was_held_up() -> None:
     assert not ear.hear(lambda: None)
     ear.now += PAUSE
     assert ear.hear(lambda: None) and ear.replaced == 1
+
+
+def test_none_is_made_on_a_receiving_thread_that_is_waited_for() -> None:
+    """It is closed between the moment when the call was taken and that when it would be made."""
+    ear = Ear()
+    go, made = threading.Event(), threading.Event()
+
+    def block() -> None:
+        assert go.wait(10)
+        made.set()
+
+    def handler(message: None) -> None:
+        assert ear.calls.take(block)
+        ear.calls.close()
+
+    handle(handler, None)
+    assert not made.is_set() and not ear.hear(lambda: None)
+    go.set()
+    assert made.wait(10), "it is made on another thread"
+    assert ear.replaced == 0
+
+
+def test_another_thread_goes_on_where_one_is_made_when_none_may_be_made_any_more() -> None:
+    ear = Ear()
+    assert ear.hear(ear.calls.close) and ear.replaced == 1
+    assert not ear.hear(lambda: None)

@@ -31,9 +31,9 @@ from omni_python.proto.messages import (
     SubmitMessage,
     new_epoch,
 )
-from omni_python.relay import put_off
 from omni_python.relay.base import RelaySettings
 from omni_python.relay.carrier import Carrier
+from omni_python.relay.put_off import handle
 from omni_python.relay.ways import host_identity
 
 DataMessage = SubmitMessage | DataReadyMessage | StreamMessage | CompleteMessage
@@ -91,7 +91,7 @@ class Endpoint:
 
     def stop(self) -> None:
         """Close everything; messages that peers have not taken within 0.2 s are lost."""
-        self.direct.relieve(at_once=True)
+        self.direct.close()
         self._inbox.stop()
         for transfers in self._transfers.values():
             transfers.stop()
@@ -184,16 +184,7 @@ class Endpoint:
                 self._transfers[message.epoch] = Transfers(self._handle_next)
             self._transfers[message.epoch].put(message)
         else:
-            thread = threading.get_ident()
-            self._credits.hold(thread)
-            self.direct.handling(thread)
-            put_off.begin(thread)
-            try:
-                self._handle(message)
-            finally:
-                put_off.finish(thread)
-                self._credits.settle()
-                self.direct.handled()
+            handle(self._handle, message)
 
     def _must_wait(self, message: DataMessage) -> bool:
         """Whether a message's bytes have yet to come, or it would overtake one of the same peer whose bytes have."""
