@@ -7,6 +7,7 @@ import json
 import random
 import socket
 import struct
+import time
 from collections.abc import Iterator
 from contextlib import closing, suppress
 
@@ -21,6 +22,7 @@ from omni_python.serve.triton_server import TritonServer
 from tests.e2e import metrics
 
 PIPELINE = "noop_line"
+STREAMING = "noop_forward"
 BODY = json.dumps({"text_input": "hi", "sampling_parameters": '{"nbytes": 3}'}).encode()
 POST = b"POST /v2/models/noop_line/generate HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
@@ -39,7 +41,8 @@ def serves_on(noop_server: TritonServer) -> Iterator[None]:
 @pytest.fixture(autouse=True, scope="module")
 def nothing_is_held(noop_server: TritonServer) -> Iterator[None]:
     yield
-    metrics.wait_empty(noop_server, PIPELINE)
+    for pipeline in (PIPELINE, STREAMING):
+        metrics.wait_empty(noop_server, pipeline)
 
 
 def _processes(server: TritonServer) -> set[int]:
@@ -129,10 +132,11 @@ def frame(kind: int, flags: int, stream: int, body: bytes, length: int | None = 
     )
 
 
-def headers(path: bytes = b"/inference.GRPCInferenceService/ModelStreamInfer") -> bytes:
+def headers(path: bytes = b"/inference.GRPCInferenceService/ModelStreamInfer", **more: bytes) -> bytes:
     """HPACK: literal fields without indexing and without Huffman's code."""
     fields = {b":method": b"POST", b":scheme": b"http", b":path": path, b":authority": b"x", b"te": b"trailers"}
     fields[b"content-type"] = b"application/grpc"
+    fields |= {name.replace("_", "-").encode(): value for name, value in more.items()}
     block = b"".join(b"\0" + bytes([len(name)]) + name + bytes([len(value)]) + value for name, value in fields.items())
     return frame(1, 4, 1, block)
 
@@ -244,3 +248,102 @@ def test_protobuf_cut_off_and_damaged(noop_server: TritonServer) -> None:
         for at in rng.integers(0, len(good), 3):
             damaged[at] = rng.integers(256)
         infer(noop_server, bytes(damaged))
+
+
+def endless() -> bytes:
+    """A request whose answer has no end, as it goes into a gRPC stream."""
+    made = service_pb2.ModelInferRequest(model_name=STREAMING, id="1")
+    sampling = b'{"chunks": 1000000000, "chunk_bytes": 10}'
+    for name, datatype, content in (
+        ("text_input", "BYTES", struct.pack("<I", 2) + b"hi"),
+        ("sampling_parameters", "BYTES", struct.pack("<I", len(sampling)) + sampling),
+        ("stream", "BOOL", b"\1"),
+    ):
+        made.inputs.add(name=name, datatype=datatype, shape=[1])
+        made.raw_input_contents.append(content)
+    return grpc_message(made.SerializeToString())
+
+
+def grpc_message(content: bytes, length: int | None = None, compressed: bool = False) -> bytes:
+    return struct.pack(">?I", compressed, len(content) if length is None else length) + content
+
+
+def wait_for_data(connection: socket.socket) -> None:
+    """Read HTTP/2 frames until one has content of an answer."""
+    with connection.makefile("rb") as file:
+        kind = -1
+        while kind != 0:
+            head = file.read(9)
+            assert len(head) == 9, "the server has ended the connection"
+            kind = head[3]
+            file.read(int.from_bytes(head[:3], "big"))
+
+
+RESET = frame(3, 0, 1, b"\0\0\0\x08")
+HALF = frame(0, 0, 1, grpc_message(b"short", length=256))
+
+
+@pytest.mark.parametrize(
+    ("opening", "broken"),
+    [
+        (headers(), RESET),
+        (headers(), b""),
+        (headers(), frame(7, 0, 0, struct.pack(">II", 0, 0))),
+        (headers(), HALF),
+        (headers(), HALF + RESET),
+        (headers(), frame(0, 1, 1, grpc_message(b"short", length=256))),
+        (headers(), frame(0, 0, 1, endless()[:40])),
+        (headers(), frame(0, 0, 1, b"\0\0\0", length=100)),
+        (headers(), frame(0, 1, 1, b"")),
+        (headers(), frame(0, 0, 1, grpc_message(b"hello"))),
+        (headers(), frame(0, 0, 1, grpc_message(b"hello", compressed=True))),
+        (headers(), frame(0, 0, 1, grpc_message(b"hello", length=0xFFFFFFFF))),
+        (headers(), frame(0, 0, 1, b"", length=0xFFFFFF)),
+        (headers(), frame(8, 0, 1, b"\x7f\xff\xff\xff") * 3),
+        (headers(), headers()),
+        (headers(), b"\xff" * 1000),
+        (headers(content_length=b"5"), b""),
+        (headers(content_length=b"99999999"), frame(0, 1, 1, b"")),
+        (headers(content_length=b"-1"), HALF),
+    ],
+    ids=lambda part: repr(part[-24:]) if len(part) < 2000 else "",
+)
+def test_answers_to_a_grpc_stream_that_breaks_come_to_an_end(
+    noop_server: TritonServer, opening: bytes, broken: bytes
+) -> None:
+    """Once the answer streams. At last the connection is closed in order, or reset, as chance will have it."""
+    before = aborted(noop_server)
+    with socket.create_connection(("127.0.0.1", noop_server.grpc_port), 10) as connection:
+        connection.sendall(PREFACE + frame(4, 0, 0, b"") + opening + frame(0, 0, 1, endless()))
+        wait_for_data(connection)
+        connection.sendall(broken)
+        if random.random() < 0.5:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    wait_aborted(noop_server, before + 1)
+
+
+def test_answers_to_an_http_connection_that_is_reset_come_to_an_end(noop_server: TritonServer) -> None:
+    before = aborted(noop_server)
+    sampling = {"chunks": 10**9, "chunk_bytes": 10}
+    body = json.dumps({"text_input": "hi", "stream": True, "sampling_parameters": json.dumps(sampling)}).encode()
+    head = POST.replace(b"noop_line/generate", b"noop_forward/generate_stream")
+    with socket.create_connection(("127.0.0.1", noop_server.http_port), 10) as connection:
+        connection.sendall(head + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+        answer = b""
+        while b"xxx" not in answer:
+            piece = connection.recv(65536)
+            assert piece, answer
+            answer += piece
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    wait_aborted(noop_server, before + 1)
+
+
+def aborted(server: TritonServer) -> float:
+    return metrics.read(server, "omni_requests_total", pipeline=STREAMING, state="aborted")
+
+
+def wait_aborted(server: TritonServer, count: float) -> None:
+    end = time.monotonic() + 10
+    while aborted(server) < count and time.monotonic() < end:
+        time.sleep(0.05)
+    assert aborted(server) == count
