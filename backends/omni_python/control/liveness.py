@@ -35,8 +35,8 @@ class Liveness:
 
 
 def write_life_sign(directory: Path, pipeline: str, sign: LifeSign) -> None:
-    """Replaces the file in one step, so that nobody reads half of it. Raises OSError where nothing can be written, as on
-    a disk that others have filled; the sign before is then as new as this one."""
+    """Replaces the file in one step, so that nobody reads half of it. Raises OSError where nothing can be written, as
+    on a disk that others have filled; the sign before is then as new as this one."""
     path = directory / f"{pipeline}{_SUFFIX}"
     try:
         _replace(path, msgspec.json.encode(sign))
