@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -188,6 +189,29 @@ def test_wrong_usage_exits_with_2(arguments: list[str], capsys: pytest.CaptureFi
     assert "usage: omni" in capsys.readouterr().err
 
 
+def test_files_that_are_not_there_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["key", str(tmp_path / "nowhere" / "key")]) == 2
+    assert capsys.readouterr().err == f"omni key: {tmp_path}/nowhere/key: No such file or directory\n"
+
+
+def test_ctrl_c_ends_a_command_that_is_being_imported_without_a_word() -> None:
+    """What interrupts here stands for a user: it sends the signal when the parser's module is looked for."""
+    code = """
+import os, signal, sys
+
+class Impatient:
+    def find_spec(self, name, path, target=None):
+        if name == "omni_python.commands.parser":
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Impatient())
+from omni_python.cli import main
+main(["--version"])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")
+
+
 def test_help_lists_the_commands() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "omni_python.cli", "--help"], capture_output=True, text=True, check=True
@@ -196,9 +220,15 @@ def test_help_lists_the_commands() -> None:
 
 
 @pytest.mark.parametrize(
-    "module", ["omni_python.config", "omni_python.config.files", "omni_python.config.resolve", "omni_python.cli"]
+    "statement",
+    [
+        "import omni_python.config",
+        "import omni_python.config.files",
+        "import omni_python.config.resolve",
+        "from omni_python.commands.parser import create_parser; create_parser()",
+    ],
 )
-def test_imports_stay_light(module: str) -> None:
-    code = f"import sys, {module}; print([m for m in ('torch', 'transformers', 'tritonclient') if m in sys.modules])"
+def test_imports_stay_light(statement: str) -> None:
+    code = f"import sys; {statement}; print([m for m in ('torch', 'transformers', 'tritonclient') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
