@@ -75,7 +75,7 @@ def test_a_class_inside_a_function_cannot_be_saved() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("stages: [", r"^here: is not valid YAML: .* line 1"),
+        ("stages: [", r"^here: is not valid YAML: line 1, column 10: while parsing a flow node, expected the node"),
         ("a: !!python/object/apply:os.system [ls]", "could not determine a constructor"),
         ("", "must be a YAML mapping with model_path and stages, but holds nothing"),
         ("- a", "but holds a list"),
@@ -99,8 +99,11 @@ def test_unreadable_files(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"missing\.yaml: cannot be read: .*No such file"):
         load_pipeline(tmp_path / "missing.yaml")
     (tmp_path / "latin.yaml").write_bytes(b"name: \xe9")
-    with pytest.raises(ConfigError, match=r"latin\.yaml: cannot be read"):
+    with pytest.raises(ConfigError, match=r"latin\.yaml: cannot be read: it is no text in UTF-8 \(line 1\)"):
         load_pipeline(tmp_path / "latin.yaml")
+    (tmp_path / "huge.yaml").write_text("".join(f"key{i}: 1\n" for i in range(100_000)))
+    with pytest.raises(ConfigError, match=r"huge\.yaml: is no pipeline: it has more than 256 KiB"):
+        load_pipeline(tmp_path / "huge.yaml")
 
 
 def test_a_file_without_a_class_is_a_plain_pipeline() -> None:

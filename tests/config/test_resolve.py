@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -110,6 +110,25 @@ def test_unknown_and_missing_arguments_are_named() -> None:
     assert [problem.path for problem in caught.value.problems] == ["stages.thinker.factory_args"] * 2
     assert "requires 'gpu_id'; set the stage's gpu" in str(caught.value)
     assert "requires 'max_batch'; set it in factory_args" in str(caught.value)
+
+
+def create_typed(
+    model_path: str, frames: int = 8, share: float | None = None, engine: Literal["torch", "sglang"] = "torch"
+) -> None: ...
+
+
+def test_arguments_of_a_wrong_type_are_named() -> None:
+    typed = {"encoder.factory": f"{__name__}.create_typed"}
+    good = {"frames": 3, "share": 1, "engine": "sglang"}
+    assert kwargs("encoder", {**typed, "encoder.factory_args": good}) == {"model_path": "org/Speech-1", **good}
+    with pytest.raises(ConfigError) as caught:
+        wrong = {"frames": "many", "share": True, "engine": "vllm"}
+        kwargs("encoder", {**typed, "encoder.factory_args": wrong, "runtime_overrides": {"encoder": {"frames": 1.5}}})
+    assert [str(problem) for problem in caught.value.problems] == [
+        "runtime_overrides.encoder.frames: must be a whole number, not 1.5",
+        "stages.encoder.factory_args.share: must be a number, not True",
+        "stages.encoder.factory_args.engine: must be 'torch' or 'sglang', not 'vllm'",
+    ]
 
 
 def test_all_functions_are_checked() -> None:

@@ -13,6 +13,9 @@ from omni_python.config.errors import ConfigError, Problem, config_error
 from omni_python.config.resolve import resolve_dotted
 from omni_python.config.schema import PipelineConfig, class_path
 
+_LARGEST = 256 << 10
+"""Bytes of a pipeline's file. Those that come with this package have 3 KiB; PyYAML takes minutes for megabytes."""
+
 
 def save_pipeline(config: PipelineConfig, path: Path) -> None:
     """Write `config` to `path` (its folder must exist).
@@ -36,9 +39,17 @@ def load_pipeline(path: Path) -> PipelineConfig:
     Raises `ConfigError` for a file that cannot be read, is no YAML mapping, or breaks a rule.
     """
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise config_error(str(path), f"cannot be read: {error}") from None
+        with path.open("rb") as file:
+            data = file.read(_LARGEST + 1)
+    except OSError as error:
+        raise config_error(str(path), f"cannot be read: {error.strerror}") from None
+    if len(data) > _LARGEST:
+        raise config_error(str(path), f"is no pipeline: it has more than {_LARGEST >> 10} KiB")
+    try:
+        text = data.decode()
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise config_error(str(path), f"cannot be read: it is no text in UTF-8 (line {line})") from None
     return parse_pipeline(text, str(path))
 
 
@@ -51,7 +62,7 @@ def parse_pipeline(text: str, source: str) -> PipelineConfig:
             raise ConfigError(problems)
         data = yaml.safe_load(text)
     except yaml.YAMLError as error:
-        raise config_error(source, f"is not valid YAML: {' '.join(str(error).split())}") from None
+        raise config_error(source, f"is not valid YAML: {_what_is_wrong(error)}") from None
     if not isinstance(data, dict):
         found = "nothing" if data is None else f"a {type(data).__name__}"
         raise config_error(source, f"must be a YAML mapping with model_path and stages, but holds {found}")
@@ -61,6 +72,15 @@ def parse_pipeline(text: str, source: str) -> PipelineConfig:
     if not isinstance(dotted, str):
         raise config_error("config_cls", f"must be the dotted path of a PipelineConfig class, not {dotted!r}")
     return config_class(dotted, "config_cls")(**data)
+
+
+def _what_is_wrong(error: yaml.YAMLError) -> str:
+    """PyYAML's complaint in a line, with where it is."""
+    if not isinstance(error, yaml.MarkedYAMLError):
+        return " ".join(str(error).split())
+    said = ", ".join(part for part in (error.context, error.problem) if part)
+    mark = error.problem_mark or error.context_mark
+    return f"line {mark.line + 1}, column {mark.column + 1}: {said}" if mark else said
 
 
 def config_class(dotted: str, where: str) -> type[PipelineConfig]:

@@ -64,7 +64,10 @@ def _message(details: ErrorDetails, model: type[BaseModel]) -> str:
         return "is required"
     if kind == "extra_forbidden":
         keys = list(model.model_fields)
-        return f"unknown key{did_you_mean(key, keys)} (valid: {listed(keys)})"
+        hint = did_you_mean(key, keys)
+        if not hint and "factory_args" in keys:
+            hint = "; what its factory takes goes into factory_args"
+        return f"unknown key{hint} (valid: {listed(keys)})"
     if kind in _EXPECTED:
         return f"must be {_EXPECTED[kind]}, not {value!r}"
     if kind == "literal_error":

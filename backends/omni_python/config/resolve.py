@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from omni_python.config.argument_types import type_hints, type_problems
 from omni_python.config.errors import ConfigError, Problem, config_error, did_you_mean, listed
 from omni_python.config.memory import MEMORY_FRACTION
 from omni_python.config.placement import stage_arguments
@@ -51,7 +52,7 @@ def factory_kwargs(
     as resolved by `resolved_model_path`, else the configuration's), `gpu_id` (the rank's GPU, for a stage on a GPU),
     `tp_rank` and `tp_size`, `gpu_ids` (those of all ranks) and `process`. `total_gpu_memory_fraction` also serves
     placement and is left out where the factory does not take it. Raises `ConfigError` for arguments that the factory
-    does not take or lacks.
+    does not take or lacks, or whose types are not those of its signature.
     """
     factory = resolve_dotted(stage.factory, f"stages.{stage.name}.factory")
     parameters = inspect.signature(factory).parameters
@@ -75,10 +76,13 @@ def factory_kwargs(
     problems: list[Problem] = []
     if stage.tp_size > 1 and (why := _why_not_parallel(stage, named, takes_any, arguments)):
         problems.append(Problem(f"stages.{stage.name}.tp_size", f"is {stage.tp_size}, but {why}"))
-    for name in declared:
+    hints = {name: hint for name, hint in type_hints(factory).items() if name in named}
+    for name, value in declared.items():
+        path = _argument_path(config, stage, name)
         if name not in named and not takes_any:
             message = f"the factory {stage.factory} takes no argument {name!r}{did_you_mean(name, named)}"
-            problems.append(Problem(_argument_path(config, stage, name), f"{message} (it takes: {listed(named)})"))
+            problems.append(Problem(path, f"{message} (it takes: {listed(named)})"))
+        problems += type_problems(hints, name, value, path)
     missing = [name for name, p in named.items() if p.default is p.empty and name not in arguments]
     for name in missing:
         hint = "set the stage's gpu" if name == "gpu_id" else "set it in factory_args"
