@@ -9,7 +9,7 @@ import socket
 import struct
 import time
 from collections.abc import Iterator
-from contextlib import closing, suppress
+from contextlib import ExitStack, closing, suppress
 
 import grpc
 import numpy as np
@@ -18,6 +18,9 @@ import pytest
 from tritonclient.grpc import service_pb2
 
 from omni_python.client import OmniClient
+from omni_python.control.directory import find_server_directory
+from omni_python.control.framing import MAX_FRAME, framed
+from omni_python.models.noop.config import NoopLinePipelineConfig
 from omni_python.serve.triton_server import TritonServer
 from tests.e2e import metrics
 
@@ -347,3 +350,30 @@ def wait_aborted(server: TritonServer, count: float) -> None:
     while aborted(server) < count and time.monotonic() < end:
         time.sleep(0.05)
     assert aborted(server) == count
+
+
+def test_streams_that_nobody_of_ours_would_send_hold_up_no_process(noop_server: TritonServer) -> None:
+    """To the socket of each, over many connections that stay open. Answers come meanwhile."""
+    base = NoopLinePipelineConfig().endpoints.resolved_base_path
+    directory = find_server_directory(base, noop_server.process.pid)
+    assert directory is not None
+    addresses = [path for path in directory.iterdir() if path.is_socket()]
+    assert len(addresses) >= 4
+    with ExitStack() as stack:
+        for address in addresses * 25:
+            for stream in (
+                random.randbytes(random.randrange(5000)),
+                framed(random.randbytes(200)) * 20,
+                (MAX_FRAME + 1).to_bytes(4, "big") + b"more",
+                MAX_FRAME.to_bytes(4, "big") + random.randbytes(1000),
+                POST + b"\r\n",
+                b"\0",
+            ):
+                connection = stack.enter_context(socket.socket(socket.AF_UNIX))
+                connection.settimeout(10)
+                connection.connect(str(address))
+                with suppress(BrokenPipeError, ConnectionResetError):
+                    connection.sendall(stream)
+        with OmniClient(noop_server.grpc_url, PIPELINE) as client:
+            for nbytes in (1, 100_000):
+                assert f'"nbytes":{nbytes},' in client.chat("x", sampling={"nbytes": nbytes}).text
