@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from omni_python.models.noop.config import NoopForwardPipelineConfig, NoopLinePipelineConfig
+from omni_python.pipeline.answer_parts import LastPart
 from omni_python.pipeline.direct import HELD_UP, PAUSE, DirectCalls
 from omni_python.proto.timing import StageTiming
 from omni_python.proto.trace import Trace
@@ -96,6 +97,26 @@ def test_a_server_stops_while_an_answer_is_held_up(tmp_path: Path) -> None:
         while not blocked.thread:
             time.sleep(0.005)
     blocked.go.set()
+
+
+def test_what_is_received_while_a_server_stops_still_gets_its_answer(tmp_path: Path) -> None:
+    """The request is over when the stop begins, and its answer not yet on its way."""
+    received, go = threading.Event(), threading.Event()
+    with running(NoopForwardPipelineConfig(), tmp_path) as pipeline:
+        answers = pipeline.coordinator._answers
+        put = answers.put
+
+        def put_late(request_id: str, send: Callable[[], None]) -> None:
+            if isinstance(send, LastPart):
+                received.set()
+                assert go.wait(10)
+            put(request_id, send)
+
+        answers.put = put_late  # type: ignore[method-assign]
+        sink = asked(pipeline, chunks=3)
+        assert received.wait(10)
+        threading.Timer(0.3, go.set).start()
+    sink.wait(1)
 
 
 # -- when calls are taken

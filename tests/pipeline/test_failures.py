@@ -9,17 +9,20 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from omni_python.config.schema import PipelineConfig, StageConfig
 from omni_python.control.liveness import read_life_signs
 from omni_python.models.noop.config import NoopForwardPipelineConfig, NoopLinePipelineConfig
+from omni_python.models.noop.payloads import Block, NoopParams
 from omni_python.pipeline.deadlines import DeadlineWatch
 from omni_python.pipeline.requests import RequestState
 from omni_python.pipeline.spec import Limits
 from omni_python.proto.errors import DeadlineExceeded, OmniError, Unavailable
 from omni_python.proto.messages import DrainMessage, Envelope, SubmitMessage, new_epoch
 from omni_python.proto.payload import Payload, TextOutput
+from omni_python.relay.put_off import handle
 from tests.pipeline.harness import Pipeline, Sink, request, running
 
 STAGES = "omni_python.models.noop.stages"
@@ -313,3 +316,22 @@ def test_slots_that_a_killed_process_told_of_are_told_of_by_its_successor(line: 
     while len(told := line.processes["a"].relay_slots_by_reader()) < 5 and time.monotonic() < end:
         time.sleep(0.01)
     assert told == {"": 0, "a": 0, "b": 0, "c": 0, "orchestrator": 0}
+
+
+def test_a_request_that_ends_while_a_chunk_of_it_is_received_leaves_nothing(directory: Path) -> None:
+    """The scheduler is told of the end before it is given the chunk."""
+    with running(NoopForwardPipelineConfig(), directory) as pipeline:
+        stage = pipeline.processes["b"].stages["b"]
+        chunk = Block(NoopParams(), np.empty(0, np.uint8))
+
+        def receive(message: None) -> None:
+            stage.on_chunk("late", "a", 0, chunk)
+            expiry = threading.Thread(target=stage.expire, args=("late",))
+            expiry.start()
+            expiry.join()
+
+        handle(receive, None)
+        assert stage.is_over("late")
+        _, sink = pipeline.submit(chunks=2)
+        sink.wait()
+        pipeline.wait_empty()

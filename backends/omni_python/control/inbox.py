@@ -58,9 +58,10 @@ class Inbox:
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop the thread, close the socket and remove its file."""
+        """Stop the thread, where it was started, close the socket and remove its file."""
         os.eventfd_write(self._stop, 1)
-        self._thread.join()
+        if self._thread.ident is not None:
+            self._thread.join()
         self._poll.close()
         os.close(self._stop)
         with suppress(OSError):

@@ -38,8 +38,8 @@ class Outlet(Protocol):
     """The way to one peer; any thread may send. Messages of one thread arrive in their order, or not at all."""
 
     def send(self, message: ControlMessage) -> None:
-        """Queue a message. Raises `Unavailable` if the peer took none for `SEND_TIMEOUT` seconds, or this is closed;
-        `InvalidArgument` for a message that is too long (`MAX_FRAME`)."""
+        """Queue a message. Raises `Unavailable` if the peer took none for `SEND_TIMEOUT` seconds, this is closed, or
+        no file descriptor is left for it; `InvalidArgument` for a message that is too long (`MAX_FRAME`)."""
 
     def try_send(self, message: ControlMessage) -> bool:
         """Queue a message unless that takes waiting, or cannot be done; whether it was queued."""
@@ -85,6 +85,8 @@ class LocalOutlet:
                 return False
             self._write(framed(encode_message(message)))
             return True
+        except Unavailable:
+            return False
         finally:
             self._lock.release()
 
@@ -142,7 +144,10 @@ class LocalOutlet:
             return
 
     def _connect(self) -> socket.socket | None:
-        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        except OSError as error:
+            raise Unavailable(f"the process at {self._address} cannot be reached: {error}") from error
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _KERNEL_BUFFER)
         connection.settimeout(SEND_TIMEOUT)
         try:

@@ -136,6 +136,7 @@ class Coordinator:
         """Fail what is still running and stop all threads."""
         self._members.close()
         self._watcher.join()
+        self._endpoint.stop_receiving()  # first: what is being received may yet end a request, and its answer be sent
         self._fail_all("the server is stopping")
         self._submitter.stop()
         self._answers.stop()

@@ -8,7 +8,7 @@ import queue
 import threading
 from collections import Counter
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 
@@ -64,22 +64,27 @@ class Endpoint:
         self.epoch = new_epoch()
         self.pid = os.getpid()
         self._directory = directory
-        self._credits = Credits(self._send_credits)
-        if place is not None and host is None:
-            host = f"{host_identity()}/{place.host}"
-        self.carrier = Carrier(relay, self.epoch, self._credits.note, host)
-        if place is not None:
-            self.carrier.site = msgspec.structs.replace(self.carrier.site, name=place.host, address=place.url)
         self._handle = handle
         self._on_broken = on_broken
-        self._inbox = Inbox(address or socket_address(directory, socket_name(self.epoch)), self._on_message)
-        self._from_network = LocalOutlet(self._inbox.address)
-        self._network = None if place is None else self._listen(place)
-        self.direct = DirectCalls(self._inbox.replace_thread)
+        self._credits = Credits(self._send_credits)
+        self._is_stopped = False
         self._outlets: dict[int, Outlet] = {}
         self._lock = threading.Lock()
         self._transfers: dict[int, Transfers] = {}  # by peer: one that is cut off does not hold up the others
         self._behind: Counter[int] = Counter()  # messages of each peer that wait for bytes, or behind one that does
+        if place is not None and host is None:
+            host = f"{host_identity()}/{place.host}"
+        with ExitStack() as undo:
+            self._inbox = Inbox(address or socket_address(directory, socket_name(self.epoch)), self._on_message)
+            undo.callback(self._inbox.stop)
+            self.direct = DirectCalls(self._inbox.replace_thread)
+            self.carrier = Carrier(relay, self.epoch, self._credits.note, host)
+            undo.callback(self.carrier.close)
+            if place is not None:
+                self.carrier.site = msgspec.structs.replace(self.carrier.site, name=place.host, address=place.url)
+            self._from_network = LocalOutlet(self._inbox.address)
+            self._network = None if place is None else self._listen(place)
+            undo.pop_all()
 
     @property
     def address(self) -> str:
@@ -89,18 +94,26 @@ class Endpoint:
         self._credits.start()
         self._inbox.start()
 
-    def stop(self) -> None:
-        """Close everything; messages that peers have not taken within 0.2 s are lost."""
+    def stop_receiving(self) -> None:
+        """Handle nothing more; what is being handled is done when this returns."""
+        if self._is_stopped:
+            return
+        self._is_stopped = True
         self.direct.close()
         self._inbox.stop()
         for transfers in self._transfers.values():
             transfers.stop()
+
+    def stop(self) -> None:
+        """Close everything; messages that peers have not taken within 0.2 s are lost."""
+        self.stop_receiving()
         self.carrier.close()
         self._credits.stop()
         with self._lock:
-            for outlet in self._outlets.values():
-                outlet.close(linger=0.2)
+            outlets = list(self._outlets.values())
             self._outlets.clear()
+        for outlet in outlets:
+            outlet.close(linger=0.2)
         self._from_network.close()
         if self._network is not None:
             self._network.close()
@@ -141,17 +154,19 @@ class Endpoint:
     def reconnect(self, epoch: int, address: str) -> None:
         """Drop what is queued for a peer, which does not take it, and try anew."""
         with self._lock:
-            self._outlets.pop(epoch).close()
+            outlet = self._outlets.pop(epoch)
+        outlet.close()  # which waits for whoever is sending: nobody else need wait for that
         self.connect(epoch, address)
 
     def forget(self, epoch: int) -> None:
         """A peer is dead: what is queued for it is dropped, what it held comes back, and its memory is let go."""
+        self.carrier.forget(epoch)  # first: what still comes of it then waits for no bytes
         with self._lock:
             outlet = self._outlets.pop(epoch, None)
+            transfers = self._transfers.pop(epoch, None)
         if outlet is not None:
             outlet.close()
-        self.carrier.forget(epoch)
-        if (transfers := self._transfers.pop(epoch, None)) is not None:
+        if transfers is not None:
             transfers.end()
 
     def remove_socket(self, epoch: int) -> None:
@@ -177,18 +192,23 @@ class Endpoint:
         if type(message) is CreditMessage:  # these classes' own metaclass makes isinstance several times as dear
             for generation in message.generations:
                 self.carrier.credit(message.relay, generation, message.epoch)
-        elif self.carrier.travelling and isinstance(message, _DATA_MESSAGES) and self._must_wait(message):
-            with self._lock:
-                self._behind[message.epoch] += 1
-            if message.epoch not in self._transfers:
-                self._transfers[message.epoch] = Transfers(self._handle_next)
-            self._transfers[message.epoch].put(message)
-        else:
+        elif not (self.carrier.travelling and isinstance(message, _DATA_MESSAGES) and self._must_wait(message)):
             handle(self._handle, message)
 
     def _must_wait(self, message: DataMessage) -> bool:
-        """Whether a message's bytes have yet to come, or it would overtake one of the same peer whose bytes have."""
-        return self._behind.get(message.epoch, 0) > 0 or self.carrier.travels(message.payload)
+        """Whether a message waits on another thread from now on: its bytes have yet to come, or it would overtake one
+        of the same peer whose bytes have. Those of a dead peer never come, and nothing waits for them."""
+        epoch = message.epoch
+        if not (self._behind.get(epoch) or self.carrier.travels(message.payload)):
+            return False
+        with self._lock:
+            if epoch not in self._outlets:
+                return False
+            self._behind[epoch] += 1
+            if epoch not in self._transfers:
+                self._transfers[epoch] = Transfers(self._handle_next)
+            self._transfers[epoch].put(message)
+            return True
 
     def _handle_next(self, message: DataMessage) -> None:
         try:
@@ -197,6 +217,8 @@ class Endpoint:
             log.exception("could not handle %s", type(message).__name__)
         with self._lock:
             self._behind[message.epoch] -= 1
+            if not self._behind[message.epoch]:
+                del self._behind[message.epoch]
 
     def _send_credits(self, epoch: int, relay: str, generations: list[int], wait: bool) -> bool:
         """Whether they need not be sent once more."""
@@ -209,7 +231,8 @@ class Endpoint:
         try:
             outlet.send(message)
         except OmniError as error:
-            log.warning("credits lost: %s", error)
+            log.warning("credits wait: %s", error)
+            return False
         return True
 
 

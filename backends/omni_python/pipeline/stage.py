@@ -242,7 +242,12 @@ class Stage:
 
     def _give(self, message: IncomingMessage) -> None:
         """Wakes the scheduler's thread, which can do nothing before a receiving thread is done with its message."""
-        call_later(self.scheduler.inbox.put, message)
+        call_later(self._put, message)
+
+    def _put(self, message: IncomingMessage) -> None:
+        self.scheduler.inbox.put(message)
+        if message.request_id in self._over:  # since it was put off: the scheduler has been told too early
+            self.scheduler.abort(message.request_id)
 
     def _tapped(self, request_id: str, kind: InputKind, source: str, payload: Payload) -> Payload:
         tap = self.taps.get(request_id)
