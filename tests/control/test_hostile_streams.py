@@ -17,11 +17,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from omni_python.control.framing import MAX_FRAME, framed
+from omni_python.control import outlet as outlets
+from omni_python.control.framing import MAX_FRAME, Deframer, framed
 from omni_python.control.inbox import Inbox
 from omni_python.control.outlet import LocalOutlet
 from omni_python.proto.errors import InvalidArgument, OmniError
-from omni_python.proto.messages import AbortMessage, ControlMessage, CreditMessage, encode_message
+from omni_python.proto.messages import AbortMessage, ControlMessage, CreditMessage, decode_message, encode_message
 from tests.fuzz.targets import inbox as connections_used_in_turn
 
 Received = queue.SimpleQueue[ControlMessage]
@@ -185,6 +186,56 @@ def test_what_is_too_long_fails_at_its_sender_and_others_are_heard(listening: tu
     assert outlet.try_send(AbortMessage(1, "after"))
     assert [received.get(timeout=20) for _ in range(2)] == [AbortMessage(1, "before"), AbortMessage(1, "after")]
     outlet.close()
+
+
+@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.lists(st.integers(0, 60_000), min_size=1, max_size=30), st.lists(st.integers(0, 100_000), max_size=6))
+def test_readers_that_go_at_any_byte_tear_no_message(sizes: list[int], reads: list[int]) -> None:
+    """A reader of `reads` bytes after the other, each of its own connection, and then one that reads to the end: what
+    a connection brings begins with a whole message, and none comes twice or late."""
+    with tempfile.TemporaryDirectory(prefix="omni-test-") as made, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(outlets, "_KERNEL_BUFFER", 4096)  # so that much has to wait
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind(f"{made}/socket")
+        listener.listen(20)
+        listener.settimeout(0.05)
+        done, heard = threading.Event(), list[bytes]()
+        reader = threading.Thread(target=_read_in_turn, args=(listener, reads, done, heard))
+        reader.start()
+        outlet = LocalOutlet(f"{made}/socket")
+        for number, size in enumerate(sizes):
+            outlet.send(AbortMessage(number, "x" * size))
+        outlet.close(linger=20)
+        done.set()
+        reader.join(20)
+        listener.close()
+    found: list[bytes] = []
+    for stream in heard:
+        Deframer().feed(stream, found.append)
+    messages = [decode_message(frame) for frame in found]
+    assert messages == sorted(
+        (AbortMessage(message.epoch, "x" * sizes[message.epoch]) for message in messages),
+        key=lambda message: message.epoch,
+    )
+    assert len({message.epoch for message in messages}) == len(messages)
+    if not reads:
+        assert len(messages) == len(sizes)
+
+
+def _read_in_turn(listener: socket.socket, reads: list[int], done: threading.Event, heard: list[bytes]) -> None:
+    limits = iter(reads)
+    while True:
+        try:
+            connection, _ = listener.accept()
+        except TimeoutError:
+            if done.is_set():
+                return
+            continue
+        stream, limit = b"", next(limits, 1 << 30)
+        with connection:
+            while len(stream) < limit and (part := connection.recv(min(65536, limit - len(stream)))):
+                stream += part
+        heard.append(stream)
 
 
 def test_a_socket_or_a_link_that_was_left_there_is_replaced(folder: Path) -> None:
