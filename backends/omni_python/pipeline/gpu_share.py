@@ -10,15 +10,15 @@ from omni_python.config.topology import ProcessGroup
 from omni_python.proto.errors import Unavailable
 
 
-def take_gpu_share(config: PipelineConfig, group: ProcessGroup, replica: int = 0, rank: int = 0) -> None:
-    """Call it in the process of that replica and tensor-parallel rank of `group`, before its stages are built.
+def take_gpu_share(config: PipelineConfig, group: ProcessGroup, replica: int = 0) -> None:
+    """Call it in the process of that replica of `group`, before its stages are built.
 
     Nothing is done on the CPU, or where a stage of the process declares no share. Raises `Unavailable` where less
     memory is free than the process's stages ask for together.
     """
     if not group.replica_gpus[replica]:
         return
-    gpu, process = group.replica_gpus[replica][rank], group.replica_name(replica)
+    gpu, process = group.replica_gpus[replica][0], group.replica_name(replica)
     shares = memory_shares(config, group.host)[gpu]
     fractions = [share.fraction for share in shares if share.process == process]
     if None in fractions:

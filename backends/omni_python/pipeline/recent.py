@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+_KEPT = 65_536
+
 
 class RecentIds:
-    """The last `limit` ids added; the oldest are forgotten first. Callers bring their own lock."""
+    """The last `_KEPT` ids added; the oldest are forgotten first. Callers bring their own lock."""
 
-    def __init__(self, limit: int = 65_536) -> None:
-        self._limit = limit
+    def __init__(self) -> None:
         self._ids: dict[str, None] = {}
 
     def add(self, request_id: str) -> None:
         self._ids[request_id] = None
-        if len(self._ids) > self._limit:
+        if len(self._ids) > _KEPT:
             del self._ids[next(iter(self._ids))]
 
     def __contains__(self, request_id: str) -> bool:

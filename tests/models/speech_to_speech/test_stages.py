@@ -79,7 +79,7 @@ def test_transcript(stream: bool) -> None:
 
 def test_reader() -> None:
     spaced: list[object] = [Words(f" {word}", "en", "v", 1.0, True, True) for word in TEXT.split(" ")]
-    with started(ReaderScheduler(lambda sentence: sentence.upper(), "voice")) as scheduler:
+    with started(ReaderScheduler(lambda sentence: sentence.upper())) as scheduler:
         for number, sent in enumerate(both_orders(spaced, heard(len(spaced)))):
             *sentences, result = outputs(scheduler, str(number), sent)
             assert [message.data.phonemes for message in sentences] == [
@@ -87,7 +87,7 @@ def test_reader() -> None:
                 "TWO, AFTER A COMMA, IS THERE!",
                 "AND THREE",
             ]
-            assert {message.target for message in sentences} == {"voice"}
+            assert {message.target for message in sentences} == {"synthesis"}
             assert result.data == Reading(3, "stop", True)
 
 

@@ -92,8 +92,8 @@ class _Speech:
 class SegmenterScheduler(AnswerScheduler[_Speech]):
     """The answer's tokens in, `Piece` out to `target`."""
 
-    def __init__(self, token_bytes: TokenBytes, target: str = "talker", name: str = "segmenter") -> None:
-        super().__init__(token_bytes, name)
+    def __init__(self, token_bytes: TokenBytes, target: str) -> None:
+        super().__init__(token_bytes, "segmenter")
         self._target = target
 
     def begin(self, request_id: str, start: DecodeStart) -> _Speech:

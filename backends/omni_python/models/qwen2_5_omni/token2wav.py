@@ -44,13 +44,13 @@ class Noise:
 
 
 class Token2Wav:
-    """`steps`, `guidance` (of the codes and the voice over neither) and `sway` (later steps are longer: -1 for a cosine
-    schedule, 0 for even ones) are those of Hugging Face's generation."""
+    """`steps` and `guidance` (of the codes and the voice over neither) are those of Hugging Face's generation, whose
+    steps grow on a cosine, too."""
 
     sample_rate = SAMPLE_RATE
     trim = 0
 
-    def __init__(self, module: Any, steps: int = 10, guidance: float = 0.5, sway: float = -1.0) -> None:
+    def __init__(self, module: Any, steps: int = 10, guidance: float = 0.5) -> None:
         """`module` is a `Qwen2_5OmniToken2WavModel`."""
         if steps < 2 or guidance < 0:
             raise InvalidArgument(f"steps ({steps}) must be at least 2, guidance ({guidance}) at least 0")
@@ -59,7 +59,7 @@ class Token2Wav:
         self._guidance = guidance
         self._device = self._dit.proj_out.weight.device
         even = torch.linspace(0, 1, steps)
-        self._times = (even + sway * (torch.cos(torch.pi / 2 * even) - 1 + even)).to(self._device)
+        self._times = (1 - torch.cos(torch.pi / 2 * even)).to(self._device)
         self.bins: int = self._dit.mel_dim
         self.mel_frames: int = self._dit.repeats
         """Of one code."""

@@ -50,14 +50,13 @@ class AudioEncoder:
         device: str = "cpu",
         dtype: torch.dtype = torch.float32,
         load_format: LoadFormat = "auto",
-        max_batch_frames: int = DEFAULT_FRAMES,
     ) -> None:
         config = model_config(model_path).thinker_config.audio_config
         weights = _Weights(model_path, "thinker.audio_tower.", device, dtype, load_format)
         self._tower = _load_tower(AudioTower, config, weights)
         self._device, self._dtype = device, dtype
         self._windows = AudioWindows.of(config.n_window, config.n_window_infer)
-        self.max_batch_frames = max_batch_frames
+        self.max_batch_frames = DEFAULT_FRAMES
         self.bytes_per_frame = _bytes_per_frame(config, dtype.itemsize)
 
     def __call__(self, audio: AudioInput) -> AudioEmbeds:
@@ -118,14 +117,13 @@ class VisionEncoder:
         device: str = "cpu",
         dtype: torch.dtype = torch.float32,
         load_format: LoadFormat = "auto",
-        max_batch_patches: int = DEFAULT_PATCHES,
     ) -> None:
         config = model_config(model_path).thinker_config.vision_config
         weights = _Weights(model_path, "thinker.visual.", device, dtype, load_format)
         self._tower = _load_tower(VisionTower, config, weights)
         self._device, self._dtype = device, dtype
         self._merged = config.spatial_merge_size**2
-        self.max_batch_patches = max_batch_patches
+        self.max_batch_patches = DEFAULT_PATCHES
         self.bytes_per_patch = _bytes_per_patch(config, dtype.itemsize)
 
     def __call__(self, vision: VisionInput) -> VisionEmbeds:

@@ -21,13 +21,12 @@ SPOKEN = "en"
 
 
 class HearingScheduler(TorchLoopScheduler):
-    """Utterance -> Words, streamed, and Heard. Requests take turns, a token each."""
+    """Utterance -> Words, streamed to the transcript and, where they are to be spoken, to the reader, and Heard.
+    Requests take turns, a token each."""
 
-    def __init__(self, recogniser: Recogniser, text_stage: str = "transcript", speech_stage: str = "reader") -> None:
-        """All text goes to `text_stage`, and what is to be spoken to `speech_stage`, too."""
+    def __init__(self, recogniser: Recogniser) -> None:
         super().__init__("recogniser")
         self._recogniser = recogniser
-        self._text_stage, self._speech_stage = text_stage, speech_stage
         self._heard: dict[str, Iterator[Words | Heard]] = {}
 
     def stats(self) -> Mapping[str, int]:
@@ -60,7 +59,7 @@ class HearingScheduler(TorchLoopScheduler):
             self.drop(request_id)
             self.outbox.put(OutgoingMessage(request_id, "result", output))
             return
-        for target in (self._text_stage, self._speech_stage) if output.speech else (self._text_stage,):
+        for target in ("transcript", "reader") if output.speech else ("transcript",):
             self.outbox.put(OutgoingMessage(request_id, "stream", output, target))
 
     def _hear(self, asked: Utterance) -> Iterator[Words | Heard]:

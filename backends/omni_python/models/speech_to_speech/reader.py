@@ -23,18 +23,14 @@ class _Text:
 
 
 class ReaderScheduler(TorchLoopScheduler):
-    """Words -> Sentence, streamed to `target`, and Reading. Words and their end may come in any order."""
+    """Words -> Sentence, streamed to the synthesis, and Reading. Words and their end may come in any order."""
 
     def __init__(
-        self,
-        pronounce: Callable[[str], str],
-        target: str = "synthesis",
-        make_splitter: Callable[[], SentenceSplitter] = SentenceSplitter,
+        self, pronounce: Callable[[str], str], make_splitter: Callable[[], SentenceSplitter] = SentenceSplitter
     ) -> None:
         """`pronounce` makes phonemes of a sentence."""
         super().__init__("reader")
         self._pronounce = pronounce
-        self._target = target
         self._make_splitter = make_splitter
         self._texts: dict[str, _Text] = {}
 
@@ -75,4 +71,4 @@ class ReaderScheduler(TorchLoopScheduler):
                 continue
             text.sentences += 1
             spoken = Sentence(phonemes, text.last.voice, text.last.speed, text.last.stream)
-            self.outbox.put(OutgoingMessage(request_id, "stream", spoken, self._target))
+            self.outbox.put(OutgoingMessage(request_id, "stream", spoken, "synthesis"))

@@ -23,8 +23,8 @@ class TranscriptScheduler(LoopScheduler):
     """Words -> text deltas, or all text at once where the client wants no stream. Words and their end may come in any
     order."""
 
-    def __init__(self, name: str = "transcript") -> None:
-        super().__init__(name)
+    def __init__(self) -> None:
+        super().__init__("transcript")
         self._texts: dict[str, _Text] = {}
 
     def stats(self) -> Mapping[str, int]:

@@ -20,8 +20,8 @@ class _Text:
 class DecodeScheduler(AnswerScheduler[_Text]):
     """Streams text deltas (`TextOutput`), or gives all text at once, as the request's `DecodeStart` says."""
 
-    def __init__(self, token_bytes: TokenBytes, name: str = "decode") -> None:
-        super().__init__(token_bytes, name)
+    def __init__(self, token_bytes: TokenBytes) -> None:
+        super().__init__(token_bytes, "decode")
 
     def begin(self, request_id: str, start: DecodeStart) -> _Text:
         state = _Text(start)

@@ -13,6 +13,9 @@ from typing import Any
 from omni_python.serve.openai.errors import ApiError
 from omni_python.serve.openai.schema import AssistantMessage, Message, Part, TextPart
 
+_KEPT = 10_000
+_KEPT_S = 3600
+
 
 @dataclass(frozen=True)
 class _Speech:
@@ -21,11 +24,10 @@ class _Speech:
 
 
 class SpokenAnswers:
-    """Remembers what was said under each audio id, for the conversation's next turns: the newest `capacity` answers,
-    each for `seconds`."""
+    """Remembers what was said under each audio id, for the conversation's next turns: the newest `_KEPT` answers, each
+    for an hour."""
 
-    def __init__(self, capacity: int = 10_000, seconds: int = 3600) -> None:
-        self._capacity, self._seconds = capacity, seconds
+    def __init__(self) -> None:
         self._answers: OrderedDict[str, _Speech] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -34,10 +36,10 @@ class SpokenAnswers:
 
     def keep(self, audio_id: str, transcript: str) -> int:
         """Remember an answer; the Unix time at which it is forgotten."""
-        expires_at = int(time.time()) + self._seconds
+        expires_at = int(time.time()) + _KEPT_S
         with self._lock:
             self._answers[audio_id] = _Speech(transcript, expires_at)
-            while len(self._answers) > self._capacity:
+            while len(self._answers) > _KEPT:
                 self._answers.popitem(last=False)
         return expires_at
 
