@@ -23,9 +23,8 @@ RETRY = 0.5
 
 class Credits:
     """Credits come from wherever the last view of a slot dies, even inside the garbage collector: there they are only
-    noted. What a receiving thread notes while it handles a message, it sends itself afterwards, which spares waking
-    another thread just when the message's answer is made. All others are sent from a thread of their own, those for one
-    peer that have come meanwhile in one message."""
+    noted. What the receiving thread notes while it handles a message, it sends itself afterwards (`relay.put_off`). All
+    others are sent from a thread of their own, those for one peer that have come meanwhile in one message."""
 
     def __init__(self, send: SendFn) -> None:
         self._send = send

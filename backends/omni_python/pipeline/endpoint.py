@@ -211,6 +211,7 @@ class Endpoint:
             return True
 
     def _handle_next(self, message: DataMessage) -> None:
+        """Nothing is put off here: `direct` would take this thread for the receiving one."""
         try:
             self._handle(message)
         except Exception:

@@ -1,14 +1,14 @@
 """What a receiving thread puts off until it has handled its message.
 
-Every thread that handles messages does so in `handle`. What others then want of it, on the same thread, waits for the
-end of that, and is made in the order of the turns below, within a turn in the order in which it came:
+The receiving thread handles each message in `handle`. What is put off meanwhile on this thread is made afterwards: in
+the order of the turns below, and within a turn in the order in which it came. Which function to use:
 
-- To wake another thread, use `call_later`. Waking is cheap for the one that wakes, but not for the message: the woken
-  thread takes the interpreter just when the message's answer is made. Where no message is being handled, the call is
+- `call_later`, to wake another thread. Waking is cheap for the one that wakes, but not for the message: the woken
+  thread takes the interpreter just when the message's answer is made. On a thread that handles no message the call is
   made at once.
-- What is worth doing on this thread only because it is about to be free, and has another way else, asks `put_off`
-  whether it can: credits, which then wake no thread of their own (`pipeline.credits`), and an answer's only part, which
-  then wakes no sending thread (`pipeline.direct`).
+- `put_off`, for what else would be left to another thread, which would have to be woken for it. It says whether this
+  thread will do it. There are two such things: credits (`pipeline.credits`), and an answer that is sent in one part
+  (`pipeline.direct`, which also sees to it that another thread receives when a client holds this one up).
 """
 
 from __future__ import annotations
