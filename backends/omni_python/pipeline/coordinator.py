@@ -26,7 +26,7 @@ from omni_python.pipeline.submitter import Submitter
 from omni_python.pipeline.tracing.request import RequestTrace, TracedSink
 from omni_python.pipeline.tracing.store import TraceStore
 from omni_python.pipeline.watcher import Watcher
-from omni_python.proto.errors import Cancelled, OmniError, Unavailable
+from omni_python.proto.errors import Cancelled, Unavailable
 from omni_python.proto.messages import (
     BrokenLinkMessage,
     BrokenMessage,
@@ -209,11 +209,11 @@ class Coordinator:
             self._fail_all("the server is shutting down, and the time for requests to end is over")
         self._members.wake()
 
-    def abort(self, request_id: str, error: OmniError | None = None) -> None:
+    def abort(self, request_id: str) -> None:
         """End a request early, in every stage. Unknown and finished ones are left alone."""
         request = self._requests.get(request_id)
         if request is not None:
-            self._end(request, RequestState.ABORTED, error or Cancelled("the request was cancelled"))
+            self._end(request, RequestState.ABORTED, Cancelled("the request was cancelled"))
 
     def give_up(self, process: str, replica: int, why: str) -> None:
         """A process will not come back: refuse at once what needs it where it was the last of its replicas, and say
