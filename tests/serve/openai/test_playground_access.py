@@ -93,10 +93,23 @@ def test_the_keyboard_reaches_everything_in_order(page: Page) -> None:
     ]
 
 
+def test_a_picture_that_cannot_be_shown_is_named(page: Page, complaints: list[str]) -> None:
+    page.locator("#files").set_input_files({"name": "torn.png", "mimeType": "image/png", "buffer": b"torn"})
+    expect(page.locator("#attachments img")).to_have_count(0)
+    ask(page, "What is this?")
+    answer = finished(page)
+    expect(page.locator(".question .media")).to_have_text("torn.png")
+    expect(page.locator(".question img")).to_have_count(0)
+    expect(answer.locator(".failed")).to_contain_text("unreadable image file")
+    expect(answer.locator("details")).to_be_hidden()  # there are no times of an answer that never came
+    assert len(complaints) == 1 and "status of 400" in complaints.pop()
+
+
 @pytest.mark.parametrize("theme", ["light", "dark"])
-@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize("width", [1280, 320])
 def test_it_can_be_read(open_page: OpenPage, width: int, theme: str) -> None:
-    """Text has the contrast that WCAG 2.2 asks for (1.4.3, level AA), and nothing sticks out of the screen."""
+    """Text has the contrast that WCAG 2.2 asks for (1.4.3, level AA), and nothing sticks out of the narrowest screen
+    that it names (1.4.10)."""
     page = open_page(width, theme)
     if width < 900:
         page.get_by_role("button", name="Settings", exact=True).click()

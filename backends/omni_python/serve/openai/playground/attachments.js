@@ -28,8 +28,10 @@ export class Attachment {
   preview() {
     const element = document.createElement({ audio: "audio", image: "img", video: "video" }[this.kind]);
     element.src = this.url;
-    if (this.kind === "image") element.alt = this.name;
-    else element.controls = true;
+    if (this.kind === "image") {
+      element.alt = this.name;
+      element.addEventListener("error", () => element.replaceWith(this.name), { once: true });
+    } else element.controls = true;
     element.setAttribute("aria-label", this.name);
     return element;
   }

@@ -118,6 +118,7 @@ export class Composer {
   #add(attachment, label) {
     const remove = button("close", `Remove ${label}`, () => this.#remove(attachment, item), true);
     const sign = attachment.kind === "image" ? element("img", { src: attachment.url, alt: "" }) : icon(attachment.kind);
+    sign.addEventListener("error", () => sign.remove(), { once: true }); // no browser shows all that a server takes
     const item = element("li", {}, sign, element("span", { className: "name", textContent: label }), remove);
     this.#attachments.push(attachment);
     this.#list.append(item);

@@ -52,6 +52,7 @@ export class Exchange {
       this.save.hidden = !this.samples.length;
       this.note.textContent = problem ?? "";
       this.note.classList.toggle("failed", failed);
+      this.details.hidden = failed && !this.text && !this.samples.length;
       this.#update();
     });
   }
