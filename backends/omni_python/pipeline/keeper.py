@@ -60,6 +60,7 @@ class Keeper:
         self._heard: dict[int, float] = {}  # epoch -> when it last registered
         self._reasons: dict[int, str] = {}  # epoch -> why it ends
         self._leaving: set[int] = set()
+        self._dead: set[int] = set()  # whose last heartbeats may come yet, and count no more
         self._draining = False
         self._watcher = threading.Thread(target=self._watch, name="omni-keeper", daemon=True)
 
@@ -90,6 +91,8 @@ class Keeper:
     def _on_message(self, message: ControlMessage) -> None:
         match message:
             case RegisterMessage():
+                if message.epoch in self._dead:
+                    return
                 self._heard[message.epoch] = time.monotonic()
                 if message.epoch not in self._processes:
                     self._processes[message.epoch] = message
@@ -134,6 +137,7 @@ class Keeper:
                 self._deaths.kill(epoch)
 
     def _lose(self, epoch: int) -> None:
+        self._dead.add(epoch)
         process = self._processes.pop(epoch, None)
         self._heard.pop(epoch, None)
         with suppress(OSError):

@@ -69,7 +69,7 @@ class Members:
         self._broken: dict[int, str] = {}  # epoch -> what a process said that cannot go on
         self._broken_links: dict[int, float] = {}  # epoch -> when its process is lost for that
         self._cut_off: set[int] = set()  # epochs of silent processes on other hosts, which may live
-        self._departed: set[int] = set()  # epochs of processes that were told goodbye
+        self._departed: set[int] = set()  # epochs of the dead, and of those told goodbye: no late heartbeat counts
         self._given_up: dict[tuple[str, int], str] = {}  # process and replica -> why it will not come back
 
     @property
@@ -155,6 +155,7 @@ class Members:
         """Up to `timeout` seconds for deaths, and see to them."""
         for epoch in self._deaths.wait(timeout):
             unloaded = epoch in self._leaving
+            self._departed.add(epoch)
             peer = self.lose(epoch, "was unloaded" if unloaded else self._broken.pop(epoch, "died"))
             self._endpoint.remove_socket(epoch)
             if peer is not None and not unloaded:
@@ -205,7 +206,7 @@ class Members:
             if not self.registry.is_idle(epoch):
                 continue
             if self._leaving.pop(epoch, None) is not None:
-                self._departed.add(epoch)  # a last heartbeat must not bring it back
+                self._departed.add(epoch)
                 self.registry.remove(epoch)
                 self._heard.pop(epoch, None)
                 self._deaths.forget(epoch)

@@ -1,0 +1,100 @@
+"""What a process has sent before its death may be read after it, by the orchestrator and by a host's keeper."""
+
+from __future__ import annotations
+
+import queue
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Protocol
+
+import pytest
+
+from omni_python.config.topology import resolve_topology
+from omni_python.control.curve import load_key, make_key
+from omni_python.control.network import NetworkPlace
+from omni_python.control.outlet import LocalOutlet
+from omni_python.models.noop.config import NoopLinePipelineConfig
+from omni_python.pipeline.build import pipeline_spec
+from omni_python.pipeline.coordinator import Coordinator
+from omni_python.pipeline.keeper import Keeper
+from omni_python.pipeline.membership import coordinator_address
+from omni_python.pipeline.place import Place
+from omni_python.proto.messages import RegisterMessage, new_epoch
+from omni_python.relay.base import RelaySettings
+
+Recover = Callable[[str, int, float], None]
+
+
+class Overseer(Protocol):
+    def start(self) -> None: ...
+    def stop(self) -> None: ...
+    def serves(self, process: str) -> bool: ...
+
+
+@pytest.fixture
+def directory() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="omni-test-") as path:  # pytest's own paths are too long for sockets
+        yield Path(path)
+
+
+def coordinator(directory: Path, recover: Recover) -> Overseer:
+    return Coordinator(pipeline_spec(NoopLinePipelineConfig()), directory, RelaySettings("shm", 1 << 20), recover)
+
+
+def keeper(directory: Path, recover: Recover) -> Overseer:
+    make_key(directory / "key")
+    network = NetworkPlace("b", "127.0.0.1", 0, load_key(directory / "key"), 30)
+    name = NoopLinePipelineConfig().resolved_name
+    return Keeper(name, directory, Place(network, "tcp://127.0.0.1:9"), recover)  # where nobody listens
+
+
+@pytest.mark.parametrize("make", [coordinator, keeper])
+def test_a_last_heartbeat_does_not_bring_a_dead_process_back(
+    directory: Path, make: Callable[[Path, Recover], Overseer]
+) -> None:
+    config = NoopLinePipelineConfig()
+    group = resolve_topology(config).groups[1]
+    recovered: queue.SimpleQueue[tuple[str, int]] = queue.SimpleQueue()
+    overseer = make(directory, lambda process, replica, start_s: recovered.put((process, replica)))
+    outlet = LocalOutlet(coordinator_address(directory, config.resolved_name))
+    processes: list[subprocess.Popen[bytes]] = []
+
+    def heartbeat(epoch: int, pid: int) -> None:
+        outlet.send(RegisterMessage(epoch, group.name, list(group.stages), pid, str(directory / f"{epoch}"), (0, 0)))
+
+    def until(is_so: Callable[[], bool]) -> None:
+        end = time.monotonic() + 10
+        while not is_so():
+            assert time.monotonic() < end
+            time.sleep(0.01)
+
+    def start() -> int:
+        epoch = new_epoch()
+        processes.append(subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE))
+        heartbeat(epoch, processes[-1].pid)
+        until(lambda: overseer.serves(group.name))
+        return epoch
+
+    overseer.start()
+    try:
+        epoch = start()
+        processes[0].kill()
+        assert recovered.get(timeout=10) == (group.name, 0)
+        processes[0].wait()
+        heartbeat(epoch, processes[0].pid)
+        time.sleep(0.3)
+        assert recovered.empty() and not overseer.serves(group.name)
+        start()
+        heartbeat(epoch, processes[0].pid)
+        time.sleep(0.3)
+        assert recovered.empty() and overseer.serves(group.name), "nor does it replace its successor"
+    finally:
+        outlet.close()
+        overseer.stop()
+        for process in processes:
+            process.kill()
+            process.communicate()
