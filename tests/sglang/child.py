@@ -24,6 +24,8 @@ from omni_python.sglang_engine import followers
 
 T = TypeVar("T")
 _stage: OmniScheduler[Any]
+_forks = get_context("forkserver")
+_forks.set_forkserver_preload(["tests.sglang.preloaded"])
 
 
 @dataclass
@@ -72,7 +74,7 @@ class Child:
 @contextmanager
 def child(checkpoint: Path, stage: str, **options: Any) -> Iterator[Child]:
     """`stage` is the name of its factory, for example "create_thinker"."""
-    with ProcessPoolExecutor(1, get_context("spawn"), _start, (str(checkpoint), stage, options)) as pool:
+    with ProcessPoolExecutor(1, _forks, _start, (str(checkpoint), stage, options)) as pool:
         yield Child(pool)
 
 

@@ -1,5 +1,5 @@
-"""A real tritonserver whose thinker and talker both run on SGLang, each in its own stub process: everything that
-tests/e2e asks of the pipeline holds there, too."""
+"""A real tritonserver whose thinker and talker both run on SGLang, each beside stages on plain torch in one process,
+which SGLang leaves its state all over: what tests/e2e asks of the pipeline holds there, too."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ from tests.e2e.test_oracle import (
     test_a_text_only_request_never_reaches_the_speech_stages,
     test_greedy_answers_equal_the_oracles,
     test_sixteen_mixed_requests_at_once_give_what_each_gives_alone,
-    test_streams_equal_the_oracles,
 )
 from tests.e2e.test_streaming import SAMPLES_PER_FRAME, TRIMMED
 from tests.models import tiny_model
@@ -33,7 +32,6 @@ __all__ = [
     "test_grpc",
     "test_http_disconnect",
     "test_sixteen_mixed_requests_at_once_give_what_each_gives_alone",
-    "test_streams_equal_the_oracles",
 ]
 
 pytestmark = [
@@ -46,7 +44,11 @@ pytestmark = [
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
     engine: dict[str, Any] = {"engine": "sglang", "kv_tokens": 16384}
     overrides = {"thinker": engine, "talker_ar": engine, "code2wav": {"chunk_frames": 4}}
-    config = Qwen3OmniSpeechPipelineConfig(model_path=str(tiny_model.checkpoint()), runtime_overrides=overrides)
+    config = Qwen3OmniSpeechPipelineConfig(
+        model_path=str(tiny_model.checkpoint()),
+        runtime_overrides=overrides,
+        fused_stages=[["mm_aggregate", "thinker"]],  # so the encoders are in the thinker's process, too
+    )
     repository = tmp_path_factory.mktemp("sglang_models")
     compile_pipeline(config, repository)
     with TritonServer.start(ServerOptions(model_repository=repository), timeout_s=250) as server:
@@ -61,10 +63,10 @@ def client(server: TritonServer) -> Iterator[OmniClient]:
 
 def test_random_cancellations_leave_nothing(server: TritonServer, client: OmniClient) -> None:
     """Fewer than tests/e2e makes: those of the engine alone are in test_thinker and test_talker."""
-    cancel_at_random(server, client, 12)
+    cancel_at_random(server, client, 6)
 
 
-@pytest.mark.parametrize("frames", [0, 1, 3, 60])
+@pytest.mark.parametrize("frames", [0, 1, 3, 30])
 def test_streamed_speech_equals_the_whole(client: OmniClient, frames: int) -> None:
     for chosen in ({"temperature": 0.0}, {"temperature": 0.9, "seed": 17}):
         talker = {"max_tokens": frames + 1, "ignore_eos": True, **chosen}
@@ -72,5 +74,6 @@ def test_streamed_speech_equals_the_whole(client: OmniClient, frames: int) -> No
         whole = client.chat("Say something long.", sampling=sampling)
         streamed = Answer.collect(client.stream("Say something long.", sampling=sampling))
         assert len(whole.audio) == (frames * SAMPLES_PER_FRAME - TRIMMED if frames else 0)
+        assert streamed.text == whole.text
         assert streamed.audio.shape == whole.audio.shape
         np.testing.assert_allclose(streamed.audio, whole.audio, atol=WAVE_TOLERANCE)

@@ -222,7 +222,7 @@ def test_prompts_in_pieces_give_the_same(small: Child) -> None:
 
 
 def test_requests_that_lose_their_slots_to_others_go_on_where_they_were(small: Child) -> None:
-    given = sampled(talks(6, 400), max_tokens=200, ignore_eos=True)
+    given = sampled(talks(6, 400), max_tokens=90, ignore_eos=True)
     one = small.call(child.alone, given)
     before = small.call(child.retractions)
     many = small.call(child.together, given)
