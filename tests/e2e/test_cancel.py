@@ -1,9 +1,13 @@
-"""A client that leaves frees everything, in every stage, wherever its request is."""
+"""A client that leaves frees everything, in every stage, wherever its request is.
+
+`OMNI_CANCEL_ROUNDS=50` cancels two hundred requests at random moments, four at once a round.
+"""
 
 from __future__ import annotations
 
 import http.client
 import json
+import os
 import random
 import time
 from collections.abc import Iterator
@@ -18,6 +22,7 @@ from tests.e2e import metrics
 PIPELINE = "qwen3_omni"
 LONG = {"max_tokens": 1500, "ignore_eos": True, "talker": {"max_tokens": 2000, "ignore_eos": True}}
 METRICS_PERIOD = 0.25
+ROUNDS = int(os.environ.get("OMNI_CANCEL_ROUNDS", "15"))
 
 
 def aborted(server: TritonServer) -> float:
@@ -81,8 +86,8 @@ def test_http_disconnect(server: TritonServer, chunks: int) -> None:
     wait_aborted(server, before + 1)
 
 
-def test_two_hundred_random_cancellations_leave_nothing(server: TritonServer, client: OmniClient) -> None:
-    cancel_at_random(server, client, 50)
+def test_random_cancellations_leave_nothing(server: TritonServer, client: OmniClient) -> None:
+    cancel_at_random(server, client, ROUNDS)
 
 
 def cancel_at_random(server: TritonServer, client: OmniClient, rounds: int) -> None:
