@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -25,14 +26,46 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 LeakCheck = Callable[[], AbstractContextManager[None]]
 
-LONG = ("sglang", "openai", "e2e")
-"""Folders whose files take longest."""
+TINY, FORKS, NOOP = "the tiny server", "the fork server of SGLang", "the no-op server"
+TOGETHER = {
+    "tests/e2e": TINY,
+    "tests/serve/openai": TINY,
+    "tests/metrics": TINY,
+    "tests/recording": TINY,
+    "tests/bench/test_speech.py": TINY,
+    "tests/planning/test_real_run.py": TINY,
+    "tests/sglang": FORKS,
+    "tests/client": NOOP,
+    "tests/bench": NOOP,
+    "tests/faults": NOOP,
+    "tests/hostile": NOOP,
+}
+"""Files and folders of which most need the same thing, which takes long to start."""
+
+
+def group(nodeid: str) -> str:
+    """What a test's file shares with others, else the file."""
+    file = nodeid.partition("::")[0]
+    return TOGETHER.get(file) or TOGETHER.get(file.rpartition("/")[0]) or file
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Files that share something run in one process, one after the other; each other file may run in any."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class LoadGroups(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return group(nodeid)
+
+    return LoadGroups(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Where processes share the files among them, long ones come first: all processes end at about the same time."""
+    """The large groups come first, so that all processes end at about the same time."""
     if "PYTEST_XDIST_WORKER" in os.environ:
-        items.sort(key=lambda item: item.path.parent.name not in LONG)
+        order = (TINY, FORKS, NOOP)
+        items.sort(key=lambda item: order.index(name) if (name := group(item.nodeid)) in order else len(order))
 
 
 @pytest.fixture(scope="session")
