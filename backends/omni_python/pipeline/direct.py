@@ -50,6 +50,7 @@ class DirectCalls:
         self._is_taken = False
         since = self._since = self._clock()
         if self._is_closed:  # asked after `_since` was set, which `close` looks at after it has set this
+            self._since = 0.0
             threading.Thread(target=call, name="omni-send", daemon=True).start()
             return
         try:
