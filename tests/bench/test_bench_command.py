@@ -93,6 +93,10 @@ def test_errors_are_counted_by_kind(noop_server: TritonServer, capsys: pytest.Ca
     arguments = ["--pipeline", "noop_line", "--concurrency", "1", "--requests", "3", "--warm-up", "0"]
     status, [load] = bench(capsys, noop_server.grpc_url, *arguments, "--sampling", '{"fail_stage": "b"}')
     assert (status, load["errors"], load["answered"]) == (1, {"RequestFailed": 3}, 0)
+    assert main(["bench", "--url", noop_server.grpc_url, *arguments, "--sampling", '{"fail_stage": "b"}']) == 1
+    shown = capsys.readouterr()
+    assert "concurrency 1: 3 x RequestFailed" in shown.out
+    assert shown.err.count("NoopFailure: stage b fails, as asked") == 1, "one message tells what the others say"
     status, [load] = bench(capsys, noop_server.grpc_url, *arguments, "--sampling", '{"delay": 1.0}', "--timeout", "0.3")
     assert (status, load["errors"]) == (1, {"Timeout": 3})
 
@@ -127,7 +131,8 @@ def test_ctrl_c_keeps_what_was_measured(noop_server: TritonServer, tmp_path: Pat
         (["--seconds", "0"], "--seconds: must be more than 0"),
         (["--slo", "ttfa=1"], "an objective has a unit"),
         (["--sampling", "[]"], "--sampling: must be a JSON object"),
-        (["--data", "nowhere.jsonl"], "No such file or directory: 'nowhere.jsonl'"),
+        (["--data", "nowhere.jsonl"], "nowhere.jsonl: No such file or directory"),
+        (["--data", sys.executable], "is no text in UTF-8; give one JSON object a line"),
         (["--url", "http://localhost:8000"], "--url: the load goes over gRPC"),
     ],
 )

@@ -53,7 +53,11 @@ def load_questions(path: Path) -> list[Question]:
     """
     decode = msgspec.json.Decoder(BenchRequest).decode
     questions = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise InvalidArgument(f"{path}: is no text in UTF-8; give one JSON object a line") from None
+    for number, line in enumerate(text.splitlines(), 1):
         if not line.strip():
             continue
         try:

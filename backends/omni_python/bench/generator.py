@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
+import signal
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -35,6 +36,16 @@ class LoadResult:
     interrupted: bool
 
 
+@contextlib.contextmanager
+def _without_interrupts() -> Iterator[None]:
+    """Processes that are started here never hear of a terminal's Ctrl-C, which reaches all: the parent decides."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 class WorkerDied(OmniError):
     """A process of the load generator ended unasked; its traceback is on stderr."""
 
@@ -56,7 +67,8 @@ class LoadGenerator:
             ours, theirs = spawn.Pipe()
             arguments = (theirs, self._counters, url, pipeline, questions)
             process = spawn.Process(target=work, args=arguments, name="omni-bench", daemon=True)
-            process.start()
+            with _without_interrupts():
+                process.start()
             theirs.close()
             self._processes.append(process)
             self._connections.append(ours)

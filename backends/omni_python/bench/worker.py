@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-import signal
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -63,7 +62,6 @@ decode = msgspec.msgpack.Decoder(FromWorker).decode
 
 def work(connection: Connection, counters: Counters, url: str, pipeline: str, questions: Sequence[Question]) -> None:
     """The process: says when it is ready, and takes `Share`s until the pipe closes; None ends the one that runs."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C reaches all; the parent decides
     with contextlib.suppress(asyncio.CancelledError, BrokenPipeError):
         asyncio.run(_serve(connection, counters, url, pipeline, questions))
 

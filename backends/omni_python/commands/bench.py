@@ -12,12 +12,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from omni_python import __version__
+from omni_python.commands.asking import server_address
 from omni_python.commands.help import HelpFormatter
 from omni_python.proto.errors import OmniError
 
 if TYPE_CHECKING:
     from omni_python.bench.dataset import Question
     from omni_python.bench.load import Load, Plan
+    from omni_python.bench.record import RequestRecord
     from omni_python.bench.slo import Objective
     from omni_python.bench.summary import Summary
     from omni_python.client import RequestOptions
@@ -61,7 +63,11 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         formatter_class=HelpFormatter,
     )
     parser.add_argument(
-        "--url", default="localhost:8001", metavar="HOST:PORT", help="the server's gRPC service (default: %(default)s)"
+        "--url",
+        type=server_address,
+        default="localhost:8001",
+        metavar="HOST:PORT",
+        help="the server's gRPC service (default: %(default)s)",
     )
     parser.add_argument("--pipeline", default="qwen3_omni", metavar="NAME", help="(default: %(default)s)")
     parser.add_argument(
@@ -121,8 +127,10 @@ def run(args: argparse.Namespace) -> int:
         return 1
     if args.out is not None:
         args.out.mkdir(parents=True, exist_ok=True)
-    summaries = _measure(args, loads, questions, objectives)
+    summaries, messages = _measure(args, loads, questions, objectives)
     _report(args, summaries)
+    for kind, message in messages.items():
+        print(f"omni bench: the first {kind}: {message}", file=sys.stderr)
     if any(summary.interrupted for summary in summaries):
         return 130
     return 0 if any(summary.answered for summary in summaries) else 1
@@ -172,8 +180,8 @@ def _questions(args: argparse.Namespace) -> list[Question]:
 
 def _measure(
     args: argparse.Namespace, loads: Sequence[Load], questions: Sequence[Question], objectives: Sequence[Objective]
-) -> list[Summary]:
-    """The figures of all loads, or of those until Ctrl-C."""
+) -> tuple[list[Summary], dict[str, str]]:
+    """The figures of all loads, or of those until Ctrl-C, and the first message of each kind of error."""
     import msgspec
 
     from omni_python.bench.generator import LoadGenerator
@@ -184,18 +192,24 @@ def _measure(
     processes = args.processes or max(1, (os.cpu_count() or 1) // 8)
     encode = msgspec.json.Encoder().encode
     summaries = []
+    messages: dict[str, str] = {}
+
+    def ended(one: RequestRecord) -> None:
+        if file is not None:
+            file.write(encode(one) + b"\n")
+        if one.error:
+            messages.setdefault(one.error, one.message)
+
     with contextlib.ExitStack() as stack:
         file = stack.enter_context((args.out / "requests.jsonl").open("wb")) if args.out else None
         generator = stack.enter_context(LoadGenerator(args.url, args.pipeline, questions, processes))
         for load in loads:
             with working(str(load)):
-                summary = measure(
-                    generator, load, plan, objectives, lambda one: file and file.write(encode(one) + b"\n")
-                )
+                summary = measure(generator, load, plan, objectives, ended)
             summaries.append(summary)
             if summary.interrupted:
                 break
-    return summaries
+    return summaries, messages
 
 
 def _plan(args: argparse.Namespace) -> Plan:
