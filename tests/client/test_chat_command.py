@@ -22,6 +22,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from omni_python.cli import main
 from omni_python.commands.demonstration import PHOTO, QUESTION
 from omni_python.commands.printing import without_controls
 from omni_python.serve.triton_server import TritonServer
@@ -59,6 +60,7 @@ def test_question_from_standard_input_or_media(noop_server: TritonServer) -> Non
         (["x", "--sampling", "[1]"], 2, "--sampling: must be a JSON object"),
         (["x", "--image", "none.jpg"], 2, "cannot read none.jpg: No such file"),
         (["x", "--out", "none/a.wav"], 2, "--out: there is no folder none"),
+        (["x", "--out", "."], 2, "--out: . is a folder"),
         (["x", "--json", "--image", "none.jpg"], 2, "cannot read none.jpg: No such file"),
         (["x", "--shared-memory", "cuda", "--image", LARGE], 1, "needs"),
         ([], 2, "there is no question"),
@@ -78,6 +80,32 @@ def test_errors_are_one_line(
     assert (result.returncode, result.stdout) == (status, "")
     assert result.stderr.startswith("omni chat: ") and result.stderr.count("\n") == 1
     assert re.search(message, result.stderr), result.stderr
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "message"),
+    [
+        ("--url", "localhost", "must be HOST:PORT, such as localhost:8001, not 'localhost'"),
+        ("--temperature", "nan", "must be a number, not 'nan'"),
+    ],
+)
+def test_values_that_cannot_be_are_refused(
+    flag: str, value: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["chat", "Hi", flag, value])
+    assert ended.value.code == 2
+    assert f"argument {flag}: {message}\n" in capsys.readouterr().err
+
+
+def test_a_trace_is_drawn_below_the_answer(noop_server: TritonServer) -> None:
+    result = chat(noop_server, "Hi", "--trace")
+    assert (result.returncode, result.stdout) == (0, '{"chunks":0}\n')
+    assert "noop_forward" in result.stderr and re.search(r"^ ╰ from ", result.stderr, re.MULTILINE)
+    answer = json.loads(chat(noop_server, "Hi", "--trace", "--json").stdout)
+    shown = [OMNI, "trace", answer["trace_id"], "--json", "--url", noop_server.grpc_url, "--pipeline", "noop_forward"]
+    again = subprocess.run(shown, capture_output=True, text=True, timeout=60, check=True)
+    assert json.loads(again.stdout)["trace_id"] == answer["trace_id"]
 
 
 def test_json_is_one_object(noop_server: TritonServer) -> None:

@@ -7,7 +7,9 @@ import base64
 import json
 import socket
 from collections.abc import Iterator
-from typing import Any
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from threading import Thread
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -111,6 +113,46 @@ def test_nobody_listens() -> None:
         for ask in (client.pipelines, lambda: client.chat("x")):
             with pytest.raises(ServerUnreachable, match=f"no Triton server answers at http://127.0.0.1:{port}"):
                 ask()
+
+
+class _Page(BaseHTTPRequestHandler):
+    """What is no Triton server: it says the same to everything."""
+
+    reply: ClassVar[tuple[int, bytes]]
+
+    def do_GET(self) -> None:
+        status, body = self.reply
+        self.send_response(status)
+        self.end_headers()
+        self.wfile.write(body)
+
+    do_POST = do_GET
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [(404, b"<html>"), (404, b'{"error": {"message": "no such path"}}'), (200, b"data: <html>\n\n"), (200, b"[1")],
+)
+def test_somebody_else_listens(reply: tuple[int, bytes]) -> None:
+    with HTTPServer(("127.0.0.1", 0), type("Page", (_Page,), {"reply": reply})) as server:
+        Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        with OmniClient(url, "noop_line") as client:
+            with pytest.raises(ServerUnreachable, match=f"what answers at {url} is no Triton server"):
+                client.pipelines()
+            with pytest.raises(ServerUnreachable):
+                client.chat("x")
+
+        async def ask() -> None:
+            async with AsyncOmniClient(url, "noop_line") as client:
+                await client.chat("x")
+
+        with pytest.raises(ServerUnreachable):
+            asyncio.run(ask())
+        server.shutdown()
 
 
 def test_leaving_cancels_the_request(forward: OmniClient, noop_server: TritonServer) -> None:

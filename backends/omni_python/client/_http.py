@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import quote
 
 import httpcore
@@ -25,10 +25,16 @@ from omni_python.client._errors import (
     ServerUnreachable,
 )
 
-LOST = (httpcore.NetworkError, httpcore.TimeoutException, httpcore.ProtocolError)
-"""What httpcore raises where the connection fails."""
+
+class Gibberish(Exception):
+    """What came is nothing that Triton says: something else listens there."""
+
+
+LOST = (httpcore.NetworkError, httpcore.TimeoutException, httpcore.ProtocolError, Gibberish)
+"""What is raised where the connection fails, or leads to another server."""
 
 HEADERS = [("content-type", "application/json")]
+_Parsed = TypeVar("_Parsed", dict[str, Any], list[dict[str, Any]])
 _PARTS = {"images": "image_url", "videos": "video_url"}
 
 
@@ -107,7 +113,7 @@ class Replies:
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
             if line.startswith(b"data:"):
-                yield json.loads(line[len(b"data:") :])
+                yield _parsed(line[len(b"data:") :], dict)
 
 
 def outputs(reply: Mapping[str, Any]) -> dict[str, np.ndarray]:
@@ -142,6 +148,10 @@ def failure(error: Exception, url: str, answered: bool, limit: float | None) -> 
     """The error of a call that did not come to its end; `answered` if a part of the answer came before."""
     if isinstance(error, httpcore.ReadTimeout | httpcore.WriteTimeout) and limit is not None:
         return late(url, limit)
+    if isinstance(error, Gibberish):
+        return ServerUnreachable(
+            f"what answers at {url} is no Triton server; its HTTP port is 8000 unless it was changed"
+        )
     reason = f": {error}" if str(error) else ""
     if answered:
         return ConnectionLost(f"lost the connection to {url} in the middle of the answer{reason}")
@@ -154,10 +164,21 @@ def late(url: str, limit: float) -> DeadlineExceeded:
 
 def is_pipeline(config: bytes) -> bool:
     """Whether a model's configuration is that of an orchestrator."""
-    role = json.loads(config).get("parameters", {}).get("omni_role", {})
+    role = _parsed(config, dict).get("parameters", {}).get("omni_role", {})
     return bool(role.get("string_value") == "orchestrator")
 
 
 def ready_models(index: bytes) -> list[str]:
     """The names in a repository index."""
-    return sorted(model["name"] for model in json.loads(index))
+    return sorted(model["name"] for model in _parsed(index, list))
+
+
+def _parsed(data: bytes, kind: type[_Parsed]) -> _Parsed:
+    """A JSON object or list. Raises `Gibberish` for anything else."""
+    try:
+        value = json.loads(data)
+    except ValueError:
+        raise Gibberish from None
+    if not isinstance(value, kind):
+        raise Gibberish
+    return value

@@ -95,12 +95,19 @@ def timings(first_text: float | None, first_audio: float | None, so_far: float, 
 
 
 def print_timings(answer: Answer, speech: Path | None) -> None:
-    """What the answer took, and the file of its speech, on stderr."""
+    """What the answer took, and the file of its speech, on stderr; where it was traced, the trace's drawing, too."""
     finished = answer.finished
     took = timings(finished.first_text, finished.first_audio, finished.total, answer.audio_seconds)
     if speech is not None:
         took.append(f"in {speech}")
     print(dim(folded(took, terminal_columns()), sys.stderr), file=sys.stderr)
+    if finished.trace is not None:
+        from rich.console import Console
+
+        from omni_python.commands.trace import draw
+
+        print(file=sys.stderr)
+        draw(finished.trace, Console(stderr=True, soft_wrap=True))
 
 
 def folded(words: Iterable[str], columns: int) -> str:
@@ -121,6 +128,7 @@ def answer_as_json(answer: Answer, speech: Path | None) -> dict[str, Any]:
         "text": answer.text,
         "finish_reason": finished.finish_reason,
         "usage": finished.usage,
+        **({} if finished.trace is None else {"trace_id": finished.trace.trace_id}),
         "speech": None
         if speech is None
         else {"file": str(speech), "sample_rate": answer.sample_rate, "seconds": round(answer.audio_seconds, 6)},

@@ -4,16 +4,36 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Generator
+import math
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from omni_python.client import Event, OmniClient, RequestOptions
 
-_SAMPLING_FLAGS: tuple[tuple[str, type, str], ...] = (
-    ("temperature", float, "0 always takes the likeliest token"),
-    ("top_p", float, "keep the likeliest tokens that make up this probability"),
+
+def server_address(text: str) -> str:
+    """The type of arguments that name a server; gRPC would go to port 443 where there is none."""
+    if ":" not in text:
+        raise argparse.ArgumentTypeError(f"must be HOST:PORT, such as localhost:8001, not {text!r}")
+    return text
+
+
+def finite_number(text: str) -> float:
+    """The type of arguments that are numbers, neither infinite nor NaN, which JSON has not."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not math.isfinite(number):
+        raise argparse.ArgumentTypeError(f"must be a number, not {text!r}")
+    return number
+
+
+_SAMPLING_FLAGS: tuple[tuple[str, Callable[[str], float], str], ...] = (
+    ("temperature", finite_number, "0 always takes the likeliest token"),
+    ("top_p", finite_number, "keep the likeliest tokens that make up this probability"),
     ("top_k", int, "keep this many of the likeliest tokens"),
     ("seed", int, "the same seed gives the same text again"),
     ("max_tokens", int, "the text's length at most"),
@@ -31,6 +51,7 @@ def add_server_arguments(parser: argparse.ArgumentParser) -> None:
     """Which server, and which of its pipelines."""
     parser.add_argument(
         "--url",
+        type=server_address,
         default="localhost:8001",
         metavar="HOST:PORT",
         help="the server's gRPC service, or http://HOST:PORT (default: %(default)s)",

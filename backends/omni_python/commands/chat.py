@@ -35,6 +35,7 @@ examples:
   omni chat                                             # a conversation
   omni chat "What is the capital of France?" --text-only
   omni chat --audio question.wav --image photo.jpg --out answer.wav
+  omni chat "Where does the time go?" --trace
   omni chat "Tell me a story." --temperature 0.7 --sampling '{"talker": {"temperature": 0.9, "seed": 1}}'
   echo "Say hi." | omni chat --json | jq -r .text
 
@@ -66,6 +67,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         choices=("system", "cuda"),
         help="hand large files over in memory that the server, on this host, maps",
     )
+    parser.add_argument("--trace", action="store_true", help="draw what each stage did when, below the answer")
     parser.add_argument("--json", action="store_true", help="print the whole answer as one JSON object, for scripts")
     return parser
 
@@ -102,7 +104,9 @@ def _options(args: argparse.Namespace) -> RequestOptions:
     """What all questions have in common."""
     if not args.out.absolute().parent.is_dir():
         raise WrongArguments(f"--out: there is no folder {args.out.parent}")
-    return answer_options(args)
+    if args.out.is_dir():
+        raise WrongArguments(f"--out: {args.out} is a folder; name the file to write")
+    return {**answer_options(args), "trace": True} if args.trace else answer_options(args)
 
 
 def _ask(client: OmniClient, options: RequestOptions, args: argparse.Namespace) -> None:

@@ -25,8 +25,9 @@ HELP = """\
 /clear          forget all that was said
 /help           this list
 /quit           leave, as Ctrl-D does
-Enter on an empty line sends the files alone. Ctrl-C stops an
-answer. Up and Ctrl-R find earlier questions, Tab completes."""
+Enter on an empty line sends the files alone.
+Ctrl-C stops an answer, Tab completes.
+Up and Ctrl-R find earlier questions."""
 
 
 class CommandError(Exception):

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from omni_python import __version__
+from omni_python.commands.asking import server_address
 from omni_python.commands.help import HelpFormatter
 from omni_python.proto.errors import InvalidArgument, OmniError
 
@@ -89,7 +90,9 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     )
     planned.add_argument("--json", action="store_true", help="print the figures as one JSON object instead of tables")
     measured = parser.add_argument_group("to measure")
-    measured.add_argument("--measure", metavar="HOST:PORT", help="ask the server with this gRPC service")
+    measured.add_argument(
+        "--measure", type=server_address, metavar="HOST:PORT", help="ask the server with this gRPC service"
+    )
     measured.add_argument("--pipeline", default="qwen3_omni", metavar="NAME", help="(default: %(default)s)")
     measured.add_argument("--metrics", metavar="URL", help="of its metrics (default: http://HOST:8002/metrics)")
     measured.add_argument("--data", type=Path, metavar="FILE", help="what to ask, as for `omni bench`")
@@ -229,6 +232,8 @@ def _measure(args: argparse.Namespace) -> int:
     cores = args.cores or (len(os.sched_getaffinity(0)) if find_server(args.measure) is not None else 0)
     if not cores >= 1:
         raise InvalidArgument("--cores: the server is on another machine; say how many cores (1 or more) it has")
+    if args.out is not None and not args.out.absolute().parent.is_dir():
+        raise InvalidArgument(f"--out: there is no folder {args.out.parent}")
     url = args.metrics or f"http://{host}:8002/metrics"
     about = f"omni plan --measure, omni_python {__version__}, {datetime.now(UTC):%Y-%m-%d}, concurrency {levels}"
     try:

@@ -10,7 +10,9 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from omni_python.commands.asking import server_address
 from omni_python.commands.help import HelpFormatter
+from omni_python.proto.errors import InvalidArgument
 
 if TYPE_CHECKING:
     from omni_python.proto.recording import Recording
@@ -38,7 +40,11 @@ exit status: 0 equal, 1 different, or the server is not there or refuses, 2 wron
     )
     parser.add_argument("file", type=Path, metavar="FILE", help="the recording")
     parser.add_argument(
-        "--url", default="localhost:8001", metavar="HOST:PORT", help="the server's gRPC service (default: %(default)s)"
+        "--url",
+        type=server_address,
+        default="localhost:8001",
+        metavar="HOST:PORT",
+        help="the server's gRPC service (default: %(default)s)",
     )
     parser.add_argument(
         "--model", metavar="NAME", help="the Triton model that has the stage (default: the one that was recorded)"
@@ -59,6 +65,9 @@ def run(args: argparse.Namespace) -> int:
     from omni_python.commands.comparing import Tolerance, differences
     from omni_python.proto.recording import MAX_BYTES, decode_recording
 
+    for name in ("rtol", "atol"):
+        if not getattr(args, name) >= 0:
+            raise InvalidArgument(f"--{name}: must be 0 or more, not {getattr(args, name):g}")
     with args.file.open("rb") as file:
         data = file.read(MAX_BYTES + 1)
     recording = decode_recording(data)

@@ -25,8 +25,9 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         help="show where a request's time went",
         description="""\
 Draw what each stage of a running server did with a request, and when: a lane for each, and the hops between them. A
-request is traced when it asks for it (the parameter `trace`), when its caller's W3C context (traceparent) is sampled,
-or by chance (`trace: {sample: 0.01}` in the pipeline). The server keeps the last ones (`trace: {keep: 64}`).""",
+request is traced when it asks for it (`omni chat --trace`, the parameter `trace`), when its caller's W3C context
+(traceparent) is sampled, or by chance (`trace: {sample: 0.01}` in the pipeline). The server keeps the last ones
+(`trace: {keep: 64}`).""",
         epilog="""\
 examples:
   omni trace --last
@@ -68,11 +69,12 @@ def run(args: argparse.Namespace) -> int:
     elif args.perfetto is None and args.svg is None:
         from rich.console import Console
 
-        _draw(trace, Console(soft_wrap=True))
+        draw(trace, Console(soft_wrap=True))
     return 0
 
 
-def _draw(trace: Trace, console: Console) -> None:
+def draw(trace: Trace, console: Console) -> None:
+    """Draw the trace on a console, as wide as it is."""
     from omni_python.commands.timeline import timeline
 
     for line in timeline(trace, console.width):
@@ -85,5 +87,5 @@ def _picture(trace: Trace, path: Path) -> None:
     from rich.console import Console
 
     console = Console(record=True, width=_SVG_COLUMNS, file=io.StringIO(), color_system="truecolor")
-    _draw(trace, console)
+    draw(trace, console)
     console.save_svg(str(path), title="omni trace")
