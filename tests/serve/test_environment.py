@@ -106,6 +106,8 @@ def test_reason_prefers_failed_models_then_errors_then_the_end() -> None:
     assert failure_reason("+--+\n| table |\nkilled\n+--+") == "killed"
     assert failure_reason("\n".join(f"line {n}" for n in range(50))).splitlines()[0] == "line 30"
     assert failure_reason("") == "its log is empty"
+    told = error.format(r"failed to load 'm' version 1: Internal: ConfigError: no\nGPU 3\n\nAt:\n  model.py(5)")
+    assert failure_reason(told) == "failed to load 'm' version 1: Internal: ConfigError: no\nGPU 3"
 
 
 def test_serve_says_what_is_missing(tmp_path: Path) -> None:

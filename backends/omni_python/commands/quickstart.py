@@ -17,7 +17,7 @@ from omni_python.commands.answering import answer_as_json
 from omni_python.commands.demonstration import demonstrate, examples, question
 from omni_python.commands.help import HelpFormatter
 from omni_python.commands.progress import counting
-from omni_python.commands.serve import add_arguments
+from omni_python.commands.serve import add_arguments, check_ports
 from omni_python.models.catalog import PIPELINES
 from omni_python.serve.environment import ServerSetupError
 from omni_python.serve.triton_server import ServerFailed, ServerOptions, TritonServer
@@ -67,6 +67,7 @@ def run(args: argparse.Namespace) -> int:
     """Serve; 1 where the server cannot start, refuses or ends by itself. Whatever ends this, ends the server."""
     from omni_python.client import OmniClientError
 
+    check_ports(args)
     if args.json and not args.once:
         print("omni quickstart: --json needs --once: it prints one answer", file=sys.stderr)
         return 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import shlex
 import sys
@@ -13,7 +14,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from omni_python.commands.help import HelpFormatter
-from omni_python.proto.errors import OmniError
+from omni_python.proto.errors import InvalidArgument, OmniError
 from omni_python.proto.recording import ALLOW_REPLAY, RECORD_DIRECTORY
 from omni_python.serve.environment import Installation, ServerSetupError, find_installation
 from omni_python.serve.supervisor import ExitStatus, Policy, Supervisor
@@ -101,13 +102,34 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         )
 
 
+def check_ports(args: argparse.Namespace) -> None:
+    """Raises `InvalidArgument` for ports that there are not, or that two services are to share, for which tritonserver
+    would print its whole help."""
+    taken: dict[int, str] = {}
+    for name in ("http_port", "grpc_port", "metrics_port", "openai_port"):
+        flag, port = f"--{name.replace('_', '-')}", getattr(args, name, None)
+        if not port:
+            continue
+        if not 0 < port < 1 << 16:
+            raise InvalidArgument(f"{flag}: must be at most 65535, or 0 for a free one, not {port}")
+        if port in taken:
+            raise InvalidArgument(f"{flag}: {port} is that of {taken[port]}; give each its own, or 0 for a free one")
+        taken[port] = flag
+
+
 EXIT_TIMEOUT = 5
 """Seconds that Triton gets to stop. Requests have ended by then, all but those of orchestrators that died, for which it
 would wait in vain."""
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serve until a signal comes, or with --print say how; the statuses are those of `ExitStatus`."""
+    """Serve until a signal comes, or with --print say how; the statuses are those of `ExitStatus`. Raises `OmniError`
+    for wrong arguments."""
+    check_ports(args)
+    if args.max_deaths < 0:
+        raise InvalidArgument(f"--max-deaths: must be 0 or more, not {args.max_deaths}")
+    if not 0 <= args.drain_seconds < math.inf:
+        raise InvalidArgument(f"--drain-seconds: must be 0 or more, not {args.drain_seconds:g}")
     options = ServerOptions(
         model_repository=args.model_repository,
         host=args.host,

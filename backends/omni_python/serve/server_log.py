@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 
 # Lines as `E1128 00:15:25.578753 5270 model_lifecycle.cc:642] "message with \n escaped"`.
 _ERROR_LINE = re.compile(r"^E\d{4} [\d:.]+ \d+ \S+\] (.*)$|^(error: .*)$")
+_TOLD = re.compile(r"Internal: (CheckpointError|ConfigError|InvalidArgument|NotFound|Unsupported): ")
+"""Exceptions that say what is to be changed: the lines of Python that one came through would only hide that."""
+
 _NO_MODEL_FAILED = ("CudaDriverHelper",)  # what every server without a GPU reports
 _TAIL_LINES = 20
 
@@ -27,7 +31,6 @@ def _error_message(line: str) -> str | None:
     if match is None or any(harmless in line for harmless in _NO_MODEL_FAILED):
         return None
     message = match[1] or match[2]
-    try:
-        return str(json.loads(message)).strip()
-    except ValueError:
-        return message.strip()
+    with contextlib.suppress(ValueError):
+        message = str(json.loads(message))
+    return (message.partition("\n\nAt:\n")[0] if _TOLD.search(message) else message).strip()
