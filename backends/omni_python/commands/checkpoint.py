@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -59,6 +60,7 @@ def run(args: argparse.Namespace) -> int:
             importlib.import_module(PACKAGED_CHECKPOINTS[args.family]).build(args.out)
         print(json.dumps({"path": str(args.out)}) if args.json else args.out)
         return 0
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # it warns of keys that the published config has, too
     with working("building the checkpoint"):
         tiny = importlib.import_module(TINY_CHECKPOINTS[args.family])  # imports torch, which takes longest
         digest = tiny.build(args.out, seed=args.seed)
