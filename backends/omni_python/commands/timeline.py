@@ -51,7 +51,7 @@ def timeline(trace: Trace, columns: int) -> list[Text]:
     for row in rows:
         label = f"{row.label:<{labels}}  ", _STYLES["words" if isinstance(row.shows, Hop) else "stage"]
         lines.append(Text.assemble(label, _cells(row, scale), (f"  {row.figures}", _STYLES["words"])))
-    return [*lines, Text(), _legend()]
+    return [*lines, Text(), *_legend(columns)]
 
 
 class _Scale:
@@ -155,21 +155,22 @@ def _title(trace: Trace) -> Text:
     return text
 
 
-def _legend() -> Text:
-    text = Text()
-    for kind, what in (
-        ("busy", "computing"),
-        ("slack", "computing now and then"),
-        ("queue", "queued"),
-        ("wait", "waiting for input"),
-    ):
-        text.append(f"{_CELLS[kind] * 2} ", _STYLES[kind]).append(f"{what}   ", _STYLES["words"])
-    return (
-        text.append("─▶ ", _STYLES["hop"])
-        .append("on the way   ", _STYLES["words"])
-        .append("╌▶ ", _STYLES["hop"])
-        .append("a stream, from its first chunk to its last", _STYLES["words"])
-    )
+def _legend(columns: int) -> list[Text]:
+    """What the signs mean, in lines of at most `columns`."""
+    signs = [
+        (_CELLS["busy"] * 2, "busy", "computing"),
+        (_CELLS["slack"] * 2, "slack", "computing now and then"),
+        (_CELLS["queue"] * 2, "queue", "queued"),
+        (_CELLS["wait"] * 2, "wait", "waiting for input"),
+        ("─▶", "hop", "on the way"),
+        ("╌▶", "hop", "a stream, from its first chunk to its last"),
+    ]
+    lines = [Text()]
+    for sign, style, what in signs:
+        if lines[-1] and len(lines[-1]) + len(f"   {sign} {what}") > columns:
+            lines.append(Text())
+        lines[-1].append("   " if lines[-1] else "").append(f"{sign} ", _STYLES[style]).append(what, _STYLES["words"])
+    return lines
 
 
 def _ms(seconds: float) -> str:
