@@ -22,7 +22,9 @@ def main() -> None:
 
     import atheris
 
-    with atheris.instrument_imports(include=["omni_python", "PIL", "yaml"], enable_loader_override=False):
+    with atheris.instrument_imports(
+        include=["omni_python", "tests.fuzz.targets", "PIL", "yaml"], enable_loader_override=False
+    ):
         from tests.fuzz.targets import TARGETS
 
     logging.disable()  # of what is refused
