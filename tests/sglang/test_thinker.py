@@ -29,6 +29,7 @@ pytestmark = [
 ]
 
 MEDIA = [(), ("image",), ("audio",), ("video",), ("audio", "image"), ("image", "video", "audio"), ("image", "image")]
+SMALL_KV = 280
 CLEAR = 1e-3
 """A greedy choice by less may fall the other way in another batch; such conversations are not compared."""
 
@@ -42,7 +43,7 @@ def thinker() -> Iterator[Child]:
 @pytest.fixture(scope="module")
 def small() -> Iterator[Child]:
     """Prompts in pieces of 16 tokens, and so few slots that running requests lose theirs to each other."""
-    options = {"max_running": 8, "kv_tokens": 400, "prefill_tokens": 16}
+    options = {"max_running": 8, "kv_tokens": SMALL_KV, "prefill_tokens": 16}
     with child.child(tiny_model.checkpoint(), "create_thinker", **options) as process:
         yield process
 
@@ -186,7 +187,7 @@ def test_what_cannot_fit_is_refused(thinker: Child, small: Child) -> None:
     ended = thinker.call(child.together, {"long": long.input, "longer": longer.input})
     for name, message in (("long", "max_tokens of at most 40"), ("longer", "context holds 655")):
         assert isinstance(ended[name].error, InvalidArgument) and message in str(ended[name].error)
-    room = 400 - 2 - len(long.input.prompt.input_ids)
+    room = SMALL_KV - 2 - len(long.input.prompt.input_ids)
     long.input.prompt.options.thinker = SamplingParams(max_tokens=room, ignore_eos=True)
     assert len(small.call(child.together, {"just": long.input})["just"].tokens) == room
     long.input.prompt.options.thinker = SamplingParams(max_tokens=room + 1)
@@ -222,7 +223,7 @@ def test_prompts_in_pieces_give_the_same(small: Child) -> None:
 
 
 def test_requests_that_lose_their_slots_to_others_go_on_where_they_were(small: Child) -> None:
-    given = sampled(talks(6, 400), max_tokens=90, ignore_eos=True)
+    given = sampled(talks(6, 400), max_tokens=120, ignore_eos=True)
     one = small.call(child.alone, given)
     before = small.call(child.retractions)
     many = small.call(child.together, given)
