@@ -8,6 +8,7 @@ from typing import Any, get_type_hints
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic.errors import PydanticSchemaGenerationError
+from pydantic_core import to_json
 
 from omni_python.config.errors import Problem
 from omni_python.config.model_errors import problems_of
@@ -30,7 +31,8 @@ def type_problems(hints: Mapping[str, Any], name: str, value: Any, path: str) ->
     if name not in hints:
         return []
     try:
-        TypeAdapter(hints[name]).validate_python(value, strict=True)
+        # As JSON, in which a list will do for a tuple, and text for a path.
+        TypeAdapter(hints[name]).validate_json(to_json(value, inf_nan_mode="constants"), strict=True)
     except ValidationError as error:
         return problems_of(error, path, [], {"": BaseModel})
     except PydanticSchemaGenerationError:
