@@ -31,7 +31,8 @@ from typing import Any
 
 import cpus
 import psutil
-from raw_load import Load, Request
+from raw_connection import Request
+from raw_load import Load
 from server_cost import Cost, ServerClock, cost
 
 from omni_python.bench.usage import process_name

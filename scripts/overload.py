@@ -37,7 +37,8 @@ from typing import Any
 
 import cpus
 import psutil
-from raw_load import ConnectionBroken, Load, Request
+from raw_connection import ConnectionBroken, Request
+from raw_load import Load
 from tests.faults.serving import name_of
 
 from omni_python.client._inputs import request_inputs

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 import psutil
-from raw_load import Load, Request
+from raw_connection import Request
+from raw_load import Load
 
 from omni_python.bench.usage import process_name
 from omni_python.serve.triton_server import TritonServer

@@ -2,21 +2,33 @@
 
 from __future__ import annotations
 
+import importlib
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
-from scripts.raw_load import Load
 from tritonclient.grpc import service_pb2
 
 from omni_python.serve.triton_server import TritonServer
 
 CHUNKS = 3
+SCRIPTS = Path(__file__).parents[2] / "scripts"
+
+MakeLoad = Callable[..., Any]
+
+
+@pytest.fixture
+def make_load(monkeypatch: pytest.MonkeyPatch) -> MakeLoad:
+    """Scripts find each other by name, as in a folder that is run."""
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+    made: MakeLoad = importlib.import_module("raw_load").Load
+    return made
 
 
 class Answering(grpc.GenericRpcHandler):
@@ -83,20 +95,20 @@ def request(size: int) -> service_pb2.ModelInferRequest:
 
 
 @pytest.mark.parametrize("size", [10, 16_384, 40_000])
-def test_a_request_of_any_size_is_answered(size: int) -> None:
+def test_a_request_of_any_size_is_answered(size: int, make_load: MakeLoad) -> None:
     """More of them than a connection's window takes at once, in frames as large as they may be."""
     with serving() as (url, answering):
         answering.gate.set()
-        load = Load(url, [request(size)])
+        load = make_load(url, [request(size)])
         ended = load.batch(60, 30)
         load.close()
     assert [(one.error, one.responses, one.nbytes) for one in ended] == [("", CHUNKS, CHUNKS * size)] * 60
     assert all(one.sent <= one.first <= one.ended for one in ended)
 
 
-def test_no_more_streams_are_opened_than_the_server_allows() -> None:
+def test_no_more_streams_are_opened_than_the_server_allows(make_load: MakeLoad) -> None:
     with serving([("grpc.max_concurrent_streams", 2)]) as (url, answering):
-        load = Load(url, [request(10)])
+        load = make_load(url, [request(10)])
         for _ in range(40):
             load.send()
         wait_until(lambda: answering.running == 16)
@@ -107,9 +119,9 @@ def test_no_more_streams_are_opened_than_the_server_allows() -> None:
     assert answering.most == 2 * 8, "two on each of the load's connections"
 
 
-def test_cancelled_requests_leave_the_server_and_the_connection_goes_on() -> None:
+def test_cancelled_requests_leave_the_server_and_the_connection_goes_on(make_load: MakeLoad) -> None:
     with serving([("grpc.max_concurrent_streams", 5)]) as (url, answering):
-        load = Load(url, [request(10)])
+        load = make_load(url, [request(10)])
         for _ in range(80):
             load.send()
         wait_until(lambda: answering.running == 40)
@@ -122,11 +134,11 @@ def test_cancelled_requests_leave_the_server_and_the_connection_goes_on() -> Non
     assert [one.error for one in ended] == [""] * 16
 
 
-def test_requests_are_answered_by_the_front_that_is_measured(noop_server: TritonServer) -> None:
+def test_requests_are_answered_by_the_front_that_is_measured(noop_server: TritonServer, make_load: MakeLoad) -> None:
     asked = service_pb2.ModelInferRequest(model_name="noop_line")
     asked.inputs.add(name="text_input", datatype="BYTES", shape=[1])
     asked.raw_input_contents.append(b"\1\0\0\0x")
-    load = Load(noop_server.grpc_url, [asked])
+    load = make_load(noop_server.grpc_url, [asked])
     for _ in range(100):
         load.send()
     load.cancel()
@@ -135,8 +147,8 @@ def test_requests_are_answered_by_the_front_that_is_measured(noop_server: Triton
     assert [(one.error, one.responses) for one in ended] == [("", 1)] * 100
 
 
-def test_an_unknown_model_is_an_error_of_the_request(noop_server: TritonServer) -> None:
-    load = Load(noop_server.grpc_url, [service_pb2.ModelInferRequest(model_name="nobody")])
+def test_an_unknown_model_is_an_error_of_the_request(noop_server: TritonServer, make_load: MakeLoad) -> None:
+    load = make_load(noop_server.grpc_url, [service_pb2.ModelInferRequest(model_name="nobody")])
     [ended] = load.batch(1, 1)
     load.close()
     assert ended.error is not None and "nobody" in ended.error
