@@ -27,7 +27,6 @@ def read_until(stream: IO[str], start: str) -> str:
     raise AssertionError(f"no {start!r} in {seen}")
 
 
-@pytest.mark.alone
 @pytest.mark.timeout(300)  # loading all stages is most of it, and takes a busy machine a minute
 def test_answers_and_serves_what_it_prints(tmp_path: Path, repo_root: Path) -> None:
     build(tmp_path / "tiny-random")

@@ -22,9 +22,8 @@ from omni_python.config.compile import compile_pipeline
 from omni_python.config.parts import LimitsConfig
 from omni_python.models.noop.config import NoopLinePipelineConfig
 from omni_python.serve.leftovers import remove_leftover_regions
+from tests.e2e import metrics
 from tests.faults.serving import Serving
-
-pytestmark = pytest.mark.alone
 
 PIPELINE = "noop_line"
 
@@ -51,6 +50,14 @@ def wait_served(serving: Serving, timeout: float = 60.0) -> None:
             time.sleep(0.2)
 
 
+def wait_asked(serving: Serving) -> None:
+    """Until a request is in flight."""
+    end = time.monotonic() + 20
+    while metrics.read(serving, "omni_requests_in_flight") < 1:  # type: ignore[arg-type]
+        assert time.monotonic() < end, serving.said()[-3000:]
+        time.sleep(0.1)
+
+
 def regions_of(pid: int) -> list[Path]:
     return list(Path("/dev/shm").glob(f"omni_{pid}_*"))
 
@@ -61,7 +68,7 @@ def test_sigterm_lets_requests_end_and_refuses_new_ones(repository: Path, tmp_pa
         answers: list[str] = []
         asking = threading.Thread(target=lambda: answers.append(ask(serving, delay=4.0, nbytes=3).text))
         asking.start()
-        time.sleep(1)
+        wait_asked(serving)
         serving.process.send_signal(signal.SIGTERM)
         serving.wait_said("letting requests in flight end", 10)
         time.sleep(0.5)
@@ -87,7 +94,7 @@ def test_the_drain_time_is_kept_and_its_end_is_told(repository: Path, tmp_path: 
 
         asking = threading.Thread(target=asks)
         asking.start()
-        time.sleep(1)
+        wait_asked(serving)
         assert serving.stop() == 4
         assert "1 requests had not ended" in serving.said()
         asking.join(30)
@@ -104,7 +111,7 @@ def test_a_second_signal_stops_at_once(repository: Path, tmp_path: Path) -> None
 
         asking = threading.Thread(target=asks)
         asking.start()
-        time.sleep(1)
+        wait_asked(serving)
         serving.process.send_signal(signal.SIGINT)
         serving.wait_said("letting requests in flight end", 10)
         assert serving.stop(signal.SIGTERM, timeout=15) == 128 + signal.SIGTERM
@@ -226,6 +233,7 @@ def test_what_cannot_start_is_said(repository: Path, tmp_path: Path) -> None:
     assert done.returncode == 1 and "there is no model repository" in done.stderr
 
 
+@pytest.mark.alone  # any server that starts removes them
 def test_only_regions_of_servers_that_are_gone_are_removed() -> None:
     gone = subprocess.Popen(["true"])
     gone.wait()

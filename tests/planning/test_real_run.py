@@ -9,7 +9,7 @@ import pytest
 from omni_python.serve.triton_server import TritonServer
 from tests.planning.real_run import FRAMES, TEXT_TOKENS, compare, measure
 
-pytestmark = [pytest.mark.alone, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.timeout(240)
 
 CLIENTS = 4
 

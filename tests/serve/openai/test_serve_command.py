@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import signal
-import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 import httpx
-import pytest
 
 from omni_python.config.compile import compile_pipeline
 from omni_python.models.noop.config import NoopForwardPipelineConfig
+from tests.faults.serving import lasting_ports
 
 
-@pytest.mark.alone
 def test_both_servers_by_one_command(tmp_path: Path) -> None:
     compile_pipeline(NoopForwardPipelineConfig(), tmp_path)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    [port] = lasting_ports(1)
     zeros = [f"--{name}-port=0" for name in ("http", "grpc", "metrics")]
     command = [sys.executable, "-m", "omni_python.cli", "serve", f"--model-repository={tmp_path}", *zeros]
     process = subprocess.Popen([*command, f"--openai-port={port}"], stdout=subprocess.DEVNULL)
