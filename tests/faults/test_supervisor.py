@@ -193,6 +193,7 @@ def test_a_killed_supervisor_takes_its_server_along_and_another_follows(reposito
         assert not regions_of(killed.process.pid)
 
 
+@pytest.mark.alone  # 0.6 s have to be enough for Triton to hand the requests over
 def test_a_machine_that_pauses_loses_nothing(repository: Path, tmp_path: Path) -> None:
     """What watches the others stands still along with them. It pauses while Triton hands no request over: 24.10 takes a
     stub that it then hears nothing of for a second for dead, and crashes once that answers all the same."""
