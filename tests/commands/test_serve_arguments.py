@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from omni_python.cli import main
+from omni_python.config.compile import compile_pipeline
+from omni_python.models.noop.config import NoopForwardPipelineConfig
 
 
 @pytest.mark.parametrize(
@@ -16,6 +20,7 @@ from omni_python.cli import main
         (["quickstart", "--grpc-port", "8000"], "--grpc-port: 8000 is that of --http-port"),
         (["serve", "--drain-seconds", "nan"], "--drain-seconds: must be 0 or more, not nan"),
         (["serve", "--max-deaths=-1"], "--max-deaths: must be 0 or more, not -1"),
+        (["quickstart", "--model-repository", "docker"], "there is no pipeline qwen3_omni in docker; omni compile"),
         (["serve", "--http-port=0", "--grpc-port=0", "--model-repository=none"], "there is no model repository at "),
     ],
 )
@@ -23,3 +28,14 @@ def test_wrong_arguments_are_named(arguments: list[str], message: str, capfd: py
     assert main(arguments) in (1, 2)
     printed = capfd.readouterr()
     assert printed.out == "" and message in printed.err and printed.err.count("\n") == 1
+
+
+def test_a_server_that_cannot_start_names_the_checkpoint_that_it_lacks(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    config = NoopForwardPipelineConfig(model_path="../nowhere")
+    compile_pipeline(config.changed(name="lost"), tmp_path / "repository")
+    ports = ["--http-port=0", "--grpc-port=0", "--metrics-port=0"]
+    assert main(["serve", f"--model-repository={tmp_path}/repository", *ports, "--", "--log-info=maybe"]) == 1
+    told = capfd.readouterr().err.splitlines()[-1]
+    assert told.startswith(f"omni serve: the checkpoint of lost is not there: {tmp_path}/nowhere; omni checkpoint")

@@ -82,6 +82,8 @@ def run(args: argparse.Namespace) -> int:
             if args.model_path is not None:
                 repository = Path(cleanup.enter_context(tempfile.TemporaryDirectory(prefix="omni-quickstart-")))
                 compile_for(args.pipeline, args.model_path, args.model_repository, repository)
+            if not (repository / args.pipeline / "config.pbtxt").is_file():
+                raise ServerSetupError(f"there is no pipeline {args.pipeline} in {repository}; omni compile writes one")
             logs = cleanup.enter_context(tempfile.TemporaryDirectory(prefix="omni-quickstart-"))
             server = cleanup.enter_context(_start(args, repository, Path(logs) / "tritonserver.log"))
             if args.json:

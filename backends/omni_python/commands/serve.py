@@ -8,7 +8,7 @@ import os
 import shlex
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -145,6 +145,16 @@ def run(args: argparse.Namespace) -> int:
         return _print(options, variables)
     os.environ.update(variables)
     pipelines = _pipelines(args.model_repository)
+    if args.model_repository.is_dir() and not any(args.model_repository.glob("*/config.pbtxt")):
+        print(f"omni serve: {args.model_repository} holds no models; omni compile writes some", file=sys.stderr)
+    status = _serve(args, options, pipelines)
+    if status == ExitStatus.NOT_STARTED:
+        for lack in _missing_checkpoints(args.model_repository, pipelines):
+            print(f"omni serve: {lack}", file=sys.stderr)
+    return status
+
+
+def _serve(args: argparse.Namespace, options: ServerOptions, pipelines: Sequence[PipelineConfig]) -> int:
     policy = Policy(
         drain_s=args.drain_seconds,
         max_deaths=args.max_deaths,
@@ -157,11 +167,21 @@ def run(args: argparse.Namespace) -> int:
     try:
         options = options.resolved()
     except ServerSetupError as error:
-        print(error, file=sys.stderr)
+        print(f"omni serve: {error}", file=sys.stderr)
         return ExitStatus.NOT_STARTED
     with _openai_server(options, args.openai_port) as server:
         print(f"OpenAI's API at {server.url}/v1, a playground at {server.url}/", flush=True)
         return Supervisor(options, bases, policy).run()
+
+
+def _missing_checkpoints(repository: Path, pipelines: Sequence[PipelineConfig]) -> Iterator[str]:
+    """What is most often wrong with a repository whose models cannot be loaded."""
+    from omni_python.config.resolve import resolved_model_path
+
+    for pipeline in pipelines:
+        path = Path(resolved_model_path(pipeline, repository))
+        if path.is_absolute() and not path.exists():
+            yield f"the checkpoint of {pipeline.resolved_name} is not there: {path}; omni checkpoint makes a tiny one"
 
 
 def _openai_server(options: ServerOptions, port: int) -> HttpServer:
@@ -204,7 +224,7 @@ def _print(options: ServerOptions, variables: dict[str, str]) -> int:
         options = options.resolved()
         installation = find_installation()
     except ServerSetupError as error:
-        print(error, file=sys.stderr)
+        print(f"omni serve: {error}", file=sys.stderr)
         return ExitStatus.NOT_STARTED
     print(shell_command(installation, options.command(installation), variables))
     return 0
