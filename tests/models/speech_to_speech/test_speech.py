@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from omni_python.client import Answer, AudioChunk, Finished, OmniClient, TextDelta
+from omni_python.client._events import Event
 from omni_python.config.compile import compile_pipeline
 from omni_python.models.speech_to_speech import weights
 from omni_python.models.speech_to_speech.config import SpeechToSpeechPipelineConfig
@@ -49,11 +50,15 @@ def client(recordings: object, tmp_path_factory: pytest.TempPathFactory) -> Iter
         yield client
 
 
-def test_english_speech_is_understood(client: OmniClient, recordings: dict[str, np.ndarray]) -> None:
+@pytest.fixture(scope="module")
+def streams(client: OmniClient, recordings: dict[str, np.ndarray]) -> dict[str, list[Event]]:
+    return {name: list(client.stream(audios=[recordings[name].tobytes()])) for name in ASKED}
+
+
+def test_english_speech_is_understood(streams: dict[str, list[Event]]) -> None:
     judge = Judge()
     texts, speeches = [], []
-    for name in ASKED:
-        events = list(client.stream(audios=[recordings[name].tobytes()]))
+    for name, events in streams.items():
         deltas = [event for event in events if isinstance(event, TextDelta)]
         chunks = [event for event in events if isinstance(event, AudioChunk)]
         assert len(deltas) > 1 and {chunk.sample_rate for chunk in chunks} == {SAMPLE_RATE}
@@ -69,9 +74,10 @@ def test_english_speech_is_understood(client: OmniClient, recordings: dict[str, 
     assert word_errors(speeches).rate <= 0.2, speeches
 
 
-def test_the_first_phrase_is_spoken_before_the_sentence(client: OmniClient, recordings: dict[str, np.ndarray]) -> None:
-    events = list(client.stream(audios=[recordings["en/quick_brown_fox"].tobytes()]))
-    spoken = [len(event.samples) for event in events if isinstance(event, AudioChunk)]
+def test_the_first_phrase_is_spoken_before_the_sentence(
+    client: OmniClient, recordings: dict[str, np.ndarray], streams: dict[str, list[Event]]
+) -> None:
+    spoken = [len(event.samples) for event in streams["en/quick_brown_fox"] if isinstance(event, AudioChunk)]
     whole = client.chat(audios=[recordings["en/quick_brown_fox"].tobytes()])
     assert len(spoken) == 2 and sum(spoken) == len(whole.audio)
     assert whole.sample_rate == SAMPLE_RATE
