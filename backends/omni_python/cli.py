@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import signal
 import sys
@@ -20,6 +21,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         from omni_python.config.errors import ConfigError
         from omni_python.proto.errors import OmniError
 
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, io.TextIOWrapper):
+                stream.reconfigure(errors="replace")  # rather a question mark than no answer
         args = create_parser().parse_args(argv)
     try:
         status: int = command_modules()[args.command].run(args)

@@ -106,6 +106,10 @@ def test_a_trace_is_drawn_below_the_answer(noop_server: TritonServer) -> None:
     shown = [OMNI, "trace", answer["trace_id"], "--json", "--url", noop_server.grpc_url, "--pipeline", "noop_forward"]
     again = subprocess.run(shown, capture_output=True, text=True, timeout=60, check=True)
     assert json.loads(again.stdout)["trace_id"] == answer["trace_id"]
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    shown.remove("--json")
+    drawn = subprocess.run(shown, capture_output=True, text=True, timeout=60, check=True, env=environment).stdout
+    assert " ` from " in drawn and "# computing" in drawn and "?" not in drawn
 
 
 def test_json_is_one_object(noop_server: TritonServer) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 
 class OmniClientError(Exception):
     """Base of all errors of this client; `str(error)` is one line for the user."""
@@ -43,4 +45,8 @@ class DeadlineExceeded(RequestFailed):
 
 
 class UnknownPipeline(RequestFailed):
-    """The server has no pipeline of this name, or it is not ready."""
+    """The server has no pipeline of this name, or it is not ready; `ready` are those that are."""
+
+    def __init__(self, message: str, ready: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.ready = tuple(ready)

@@ -126,7 +126,7 @@ def is_pipeline(config: Any) -> bool:
 
 
 def unknown_pipeline(message: str, url: str, ready: Sequence[str]) -> UnknownPipeline:
-    return UnknownPipeline(f"{message.rstrip('. ')}; pipelines ready at {url}: {', '.join(ready) or 'none'}")
+    return UnknownPipeline(f"{message.rstrip('. ')}; pipelines ready at {url}: {', '.join(ready) or 'none'}", ready)
 
 
 def refusal(message: str) -> RequestFailed | None:

@@ -76,8 +76,6 @@ def run(args: argparse.Namespace) -> int:
     """Ask; 1 where the server is not there or refuses, 2 for wrong arguments."""
     from omni_python.client import OmniClient, OmniClientError
 
-    for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(errors="replace")  # type: ignore[union-attr]
     try:
         options = _options(args)
         text = args.text

@@ -15,6 +15,15 @@ def without_controls(text: str) -> str:
     return "".join(c if c in "\n\t" or unicodedata.category(c) != "Cc" else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
+def printable(text: str, encoding: str) -> bool:
+    """Whether what writes in `encoding` can write `text`."""
+    try:
+        text.encode(encoding)
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def figures(answer: Answer) -> dict[str, str]:
     """What the answer took, by label; without those of speech where there is none."""
     finished, factor = answer.finished, answer.real_time_factor

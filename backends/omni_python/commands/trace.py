@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from omni_python.commands.asking import add_server_arguments
 from omni_python.commands.help import HelpFormatter
+from omni_python.commands.printing import printable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from omni_python.proto.trace import Trace
 
 _SVG_COLUMNS = 140
+
+_TO_ASCII = str.maketrans("█▒▚─╷╰╌▶", "#:%-|`.>")
 
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
@@ -74,10 +77,12 @@ def run(args: argparse.Namespace) -> int:
 
 
 def draw(trace: Trace, console: Console) -> None:
-    """Draw the trace on a console, as wide as it is."""
+    """Draw the trace on a console, as wide as it is, in characters that it can show."""
     from omni_python.commands.timeline import timeline
 
     for line in timeline(trace, console.width):
+        if not printable(line.plain, console.encoding):
+            line.plain = line.plain.translate(_TO_ASCII)
         console.print(line, overflow="ignore", no_wrap=True, crop=False)
 
 

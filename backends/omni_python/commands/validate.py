@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from omni_python.commands.help import HelpFormatter
+from omni_python.commands.printing import printable
 from omni_python.config.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -152,11 +153,7 @@ def _printable(text: str) -> str:
     """The text in the characters that standard output can show."""
     from omni_python.commands.diagram import to_ascii
 
-    try:
-        text.encode(sys.stdout.encoding)
-    except UnicodeEncodeError:
-        return to_ascii(text)
-    return text
+    return text if printable(text, sys.stdout.encoding) else to_ascii(text)
 
 
 def _details(config: PipelineConfig) -> list[str]:

@@ -197,7 +197,7 @@ def test_bad_requests(http: httpx.Client, change: dict, param: str | None, messa
 
 
 def test_other_refusals(http: httpx.Client, sdk: openai.OpenAI) -> None:
-    with pytest.raises(openai.NotFoundError, match="pipelines ready at .*: qwen3_omni, qwen3_omni_text"):
+    with pytest.raises(openai.NotFoundError, match="does not exist.*; there are: qwen3_omni, qwen3_omni_text"):
         sdk.chat.completions.create(model="gpt-5", messages=QUESTION)  # type: ignore
     with pytest.raises(openai.BadRequestError, match="cannot speak"):
         sdk.chat.completions.create(

@@ -52,10 +52,13 @@ _WHERE = re.compile(r"(?:sampling_parameters\.)?([a-z_]+(?:\[\d+\]|\.[a-z_]+)*):
 def api_error(error: OmniClientError) -> ApiError:
     """The client's error as one of the API."""
     status, code = next((status, code) for kind, status, code in _STATUS if isinstance(error, kind))
+    if isinstance(error, UnknownPipeline):  # its message names an address that this API's clients cannot reach
+        valid = ", ".join(error.ready) or "none"
+        return ApiError(status, f"The model does not exist, or is not ready; there are: {valid}.", code, "model")
     message = str(error)
     where = _WHERE.match(message) if isinstance(error, InvalidRequest | NotSupported) else None
     param = where[1].replace("[", ".").replace("]", "") if where else None
-    return ApiError(status, message, code, "model" if isinstance(error, UnknownPipeline) else param)
+    return ApiError(status, message, code, param)
 
 
 def validation_error(problems: Sequence[Any]) -> ApiError:
