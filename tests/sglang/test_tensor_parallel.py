@@ -37,7 +37,7 @@ from tests.models.tiny_model import conversation, hf_model
 from tests.oracle.cases import CASES, load_case
 from tests.sglang import child
 from tests.sglang.child import Child
-from tests.sglang.test_thinker import MEDIA, check, check_broken_requests_fail_alone, inputs, sampled, talks
+from tests.sglang.test_thinker import MEDIA, SMALL_KV, check, check_broken_requests_fail_alone, crowd, inputs, talks
 
 T = TypeVar("T")
 
@@ -50,7 +50,7 @@ pytestmark = [
 @pytest.fixture(scope="module")
 def thinker() -> Iterator[Child]:
     """Prompts in pieces of 16 tokens, and so few slots that running requests lose theirs to each other."""
-    options = {"max_running": 8, "kv_tokens": 280, "prefill_tokens": 16, "tp_size": 2}
+    options = {"max_running": 8, "kv_tokens": SMALL_KV, "prefill_tokens": 16, "tp_size": 2}
     with child.child(tiny_model.checkpoint(), "create_thinker", **options) as process:
         yield process
 
@@ -68,11 +68,11 @@ def test_answers_equal_hugging_face(thinker: Child) -> None:
 
 
 def test_ranks_stay_together_where_rows_lose_their_slots(thinker: Child) -> None:
-    given = sampled(talks(6, 400), max_tokens=120, ignore_eos=True)
+    given = crowd()
     before = thinker.call(child.retractions)
     one, other = thinker.call(child.together, given), thinker.call(child.together, dict(reversed(given.items())))
     assert thinker.call(child.retractions) > before
-    assert all(len(ended.tokens) == 120 for ended in one.values())
+    assert all(len(ended.tokens) == 60 for ended in one.values())
     assert {name: ended.tokens for name, ended in one.items()} == {name: ended.tokens for name, ended in other.items()}
 
 
