@@ -107,6 +107,7 @@ def test_tables_are_for_people(file: str, capsys: pytest.CaptureFixture[str]) ->
         (["FILE", "--rate", "1", "--copies", "gpu9=1"], "--copies: there is no device 'gpu9'"),
         (["FILE", "--rate", "1", "--copies", "gpu0=0"], "--copies: gpu0 must have a whole number of at least 1"),
         (["FILE", "--measure", "localhost:8001"], "give a file of costs or --measure, not both"),
+        (["--measure", "127.0.0.1:1", "--out", "none/costs.yaml"], "--out: there is no folder none"),
         (["--measure", "http://localhost:8000"], "--measure: the server's gRPC service as HOST:PORT"),
     ],
 )
@@ -116,5 +117,5 @@ def test_wrong_arguments(arguments: list[str], message: str, file: str, capsys: 
 
 
 def test_no_server(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["plan", "--measure", "127.0.0.1:1", "--cores", "2"]) == 1
+    assert main(["plan", "--measure", "127.0.0.1:1"]) == 1
     assert "no Triton server answers" in capsys.readouterr().err

@@ -211,7 +211,7 @@ def _numbers(flag: str, text: str) -> list[float]:
 
 
 def _measure(args: argparse.Namespace) -> int:
-    from omni_python.client import OmniClientError
+    from omni_python.client import OmniClient, OmniClientError
     from omni_python.commands.progress import working
 
     try:
@@ -229,14 +229,16 @@ def _measure(args: argparse.Namespace) -> int:
     host = args.measure.rpartition(":")[0]
     if not host or "://" in args.measure:
         raise InvalidArgument(f"--measure: the server's gRPC service as HOST:PORT, not {args.measure!r}")
-    cores = args.cores or (len(os.sched_getaffinity(0)) if find_server(args.measure) is not None else 0)
-    if not cores >= 1:
-        raise InvalidArgument("--cores: the server is on another machine; say how many cores (1 or more) it has")
     if args.out is not None and not args.out.absolute().parent.is_dir():
         raise InvalidArgument(f"--out: there is no folder {args.out.parent}")
     url = args.metrics or f"http://{host}:8002/metrics"
     about = f"omni plan --measure, omni_python {__version__}, {datetime.now(UTC):%Y-%m-%d}, concurrency {levels}"
     try:
+        with OmniClient(args.measure, args.pipeline) as client:
+            client.info()
+        cores = args.cores or (len(os.sched_getaffinity(0)) if find_server(args.measure) is not None else 0)
+        if not cores >= 1:
+            raise InvalidArgument("--cores: the server is on another machine; say how many cores (1 or more) it has")
         with working(f"asking {args.measure} with {', '.join(map(str, levels))} clients"):
             seen, metrics = observe(args.measure, args.pipeline, url, _questions(args), levels, args.requests)
     except OmniClientError as error:
