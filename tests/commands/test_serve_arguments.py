@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 
 import pytest
@@ -39,3 +40,13 @@ def test_a_server_that_cannot_start_names_the_checkpoint_that_it_lacks(
     assert main(["serve", f"--model-repository={tmp_path}/repository", *ports, "--", "--log-info=maybe"]) == 1
     told = capfd.readouterr().err.splitlines()[-1]
     assert told.startswith(f"omni serve: the checkpoint of lost is not there: {tmp_path}/nowhere; omni checkpoint")
+
+
+def test_a_port_in_use_is_named(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    compile_pipeline(NoopForwardPipelineConfig(), tmp_path)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        ports = ["--http-port=0", "--grpc-port=0", "--metrics-port=0", f"--openai-port={port}"]
+        assert main(["serve", f"--model-repository={tmp_path}", *ports]) == 1
+    told = capfd.readouterr().err
+    assert told == f"omni serve: cannot listen on 127.0.0.1:{port} for OpenAI's API: Address already in use\n"

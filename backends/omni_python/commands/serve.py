@@ -166,10 +166,11 @@ def _serve(args: argparse.Namespace, options: ServerOptions, pipelines: Sequence
         return Supervisor(options, bases, policy).run()
     try:
         options = options.resolved()
+        api = _openai_server(options, args.openai_port)
     except ServerSetupError as error:
         print(f"omni serve: {error}", file=sys.stderr)
         return ExitStatus.NOT_STARTED
-    with _openai_server(options, args.openai_port) as server:
+    with api as server:
         print(f"OpenAI's API at {server.url}/v1, a playground at {server.url}/", flush=True)
         return Supervisor(options, bases, policy).run()
 
@@ -185,7 +186,7 @@ def _missing_checkpoints(repository: Path, pipelines: Sequence[PipelineConfig]) 
 
 
 def _openai_server(options: ServerOptions, port: int) -> HttpServer:
-    """Raises `OmniError` where its packages are missing, OSError where the port is taken."""
+    """Raises `OmniError` where its packages are missing, `ServerSetupError` where the port is taken."""
     try:
         from omni_python.serve.openai.app import create_app
         from omni_python.serve.openai.server import HttpServer
@@ -193,7 +194,11 @@ def _openai_server(options: ServerOptions, port: int) -> HttpServer:
         raise OmniError(f"--openai-port needs the extra http of this package ({error})") from None
     host = "127.0.0.1" if options.host == "0.0.0.0" else options.host
     app = create_app(f"{host}:{options.grpc_port}", f"{host}:{options.metrics_port}")
-    return HttpServer(app, options.host, port)
+    try:
+        return HttpServer(app, options.host, port)
+    except OSError as error:
+        why = os.strerror(error.errno or 0)
+        raise ServerSetupError(f"cannot listen on {options.host}:{port} for OpenAI's API: {why}") from None
 
 
 def _variables(args: argparse.Namespace) -> dict[str, str]:
