@@ -72,6 +72,15 @@ def test_a_stage_that_is_spread_over_gpus_takes_all_of_them(tmp_path: Path, caps
     assert plan["gpus"] == 3 and plan["devices"]["gpu0"]["gpus"] == 2
 
 
+def test_narrow_terminals_lose_no_letters(
+    file: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    assert main(["plan", file, "--rate", "1,2,4"]) == 0
+    shown = capsys.readouterr().out
+    assert "…" not in shown and max(map(len, shown.splitlines())) <= 60
+
+
 def test_copies_that_are_given_stay(file: str, capsys: pytest.CaptureFixture[str]) -> None:
     [plan] = planned(capsys, file, "--rate", "60", "--copies", "gpu0=5")
     assert plan["devices"]["gpu0"]["copies"] == 5

@@ -55,7 +55,7 @@ def _loads(plans: Sequence[Prediction]) -> Table:
     """Figures down, loads across."""
     table = _table("requests/s", "")
     for plan in plans:
-        table.add_column(f"{plan.rate:.3g}", justify="right")
+        table.add_column(f"{plan.rate:.3g}", justify="right", overflow="fold")
     table.add_row("GPUs", "", *(str(plan.gpus) for plan in plans), style="bold")
     for device in plans[0].devices:
         table.add_row(device, "copies", *(str(plan.devices[device].copies) for plan in plans))
