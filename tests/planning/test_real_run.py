@@ -19,7 +19,7 @@ def test_predicts_the_server_that_it_measured(
 ) -> None:
     """Machines have other work at times, so only the work of a request is held to a bound, a wide one; on a machine
     that has nothing else to do, what is printed are rates and latencies to compare."""
-    costs = measure(tiny_server, tmp_path, f"1,{CLIENTS}", requests=16)
+    costs = measure(tiny_server, tmp_path, f"1,{CLIENTS}", requests=8)
     assert set(costs.stages) == {"preprocessing", "mm_aggregate", "thinker", "decode", "talker_ar", "code2wav"}
     thinker, talker, vocoder = (costs.stages[name] for name in ("thinker", "talker_ar", "code2wav"))
     assert (thinker.kind, talker.kind, vocoder.kind) == ("loop", "loop", "queue")
@@ -31,7 +31,7 @@ def test_predicts_the_server_that_it_measured(
     assert costs.alone.first_text_ms and costs.alone.first_audio_ms and costs.alone.whole_ms
     assert costs.alone.first_text_ms < costs.alone.first_audio_ms < costs.alone.whole_ms
 
-    figures = compare(tiny_server, costs, tmp_path, CLIENTS, requests=32)
+    figures = compare(tiny_server, costs, tmp_path, CLIENTS, requests=16)
     with capsys.disabled():
         print("", *figures, sep="\n")
     [cpu] = [figure for figure in figures if figure.name == "CPU ms/request"]
