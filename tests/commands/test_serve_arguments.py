@@ -22,6 +22,7 @@ from omni_python.models.noop.config import NoopForwardPipelineConfig
         (["serve", "--drain-seconds", "nan"], "--drain-seconds: must be 0 or more, not nan"),
         (["serve", "--max-deaths=-1"], "--max-deaths: must be 0 or more, not -1"),
         (["quickstart", "--model-repository", "docker"], "there is no pipeline qwen3_omni in docker; omni compile"),
+        (["quickstart", "--model-path", "/none"], "--model-path: there is no folder /none; omni checkpoint makes"),
         (["serve", "--http-port=0", "--grpc-port=0", "--model-repository=none"], "there is no model repository at "),
     ],
 )

@@ -101,13 +101,15 @@ def run(args: argparse.Namespace) -> int:
 
 def compile_for(pipeline: str, model_path: str, declared: Path, repository: Path) -> None:
     """Write into `repository` a pipeline with a checkpoint, a folder or a hub id: as `declared` has it, if it does, or
-    as the package does."""
+    as the package does. Raises `ServerSetupError` for what can only be a folder, and is none."""
     from omni_python.config.compile import compile_pipeline
     from omni_python.config.files import config_class, load_pipeline
 
     folder = Path(model_path).expanduser()
     if folder.is_dir():
         model_path = str(folder.resolve())
+    elif model_path.startswith(("/", "./", "../", "~")):
+        raise ServerSetupError(f"--model-path: there is no folder {folder}; omni checkpoint makes a tiny one")
     file = declared / pipeline / "1" / "pipeline.yaml"
     if file.exists():
         config = load_pipeline(file).changed(name=pipeline, model_path=model_path)

@@ -53,7 +53,7 @@ exit status: 0 shown, 1 the server is not there or has no such trace, 2 wrong ar
 
 def run(args: argparse.Namespace) -> int:
     """Show or write the trace; 1 where there is none."""
-    from omni_python.client import OmniClient, OmniClientError
+    from omni_python.client import NotFound, OmniClient, OmniClientError
     from omni_python.commands.perfetto import perfetto
     from omni_python.proto.trace import encode_trace
 
@@ -61,7 +61,8 @@ def run(args: argparse.Namespace) -> int:
         with OmniClient(args.url, args.pipeline) as client:
             trace = client.trace(args.id or "")
     except OmniClientError as error:
-        print(f"omni trace: {error}", file=sys.stderr)
+        hint = "; omni chat --trace does" if args.last and isinstance(error, NotFound) else ""
+        print(f"omni trace: {error}{hint}", file=sys.stderr)
         return 1
     if args.perfetto is not None:
         args.perfetto.write_text(perfetto(trace), encoding="utf-8")
