@@ -79,4 +79,5 @@ def test_models_health_and_metrics(sdk: openai.OpenAI, http: httpx.Client) -> No
     with pytest.raises(openai.NotFoundError, match="there are: qwen3_omni, qwen3_omni_text"):
         sdk.models.retrieve("gpt-5")
     assert http.get("/health").json() == {"status": "ready", "pipelines": ["qwen3_omni", "qwen3_omni_text"]}
+    assert (http.head("/health").status_code, http.head("/health").content) == (200, b"")
     assert 'omni_requests_total{pipeline="qwen3_omni"' in http.get("/metrics").text

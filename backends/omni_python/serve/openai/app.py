@@ -101,6 +101,7 @@ def create_app(grpc_url: str, metrics_url: str | None = None) -> FastAPI:
         return {"voices": [_voice(name, voice, info) for name, info in infos for voice in info.voices]}
 
     @app.get("/health")
+    @app.head("/health", include_in_schema=False)  # which some load balancers ask
     async def health() -> Response:
         """200 where a pipeline is ready, else 503."""
         try:
