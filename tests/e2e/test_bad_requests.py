@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ import pytest
 
 from omni_python.client import OmniClient, RequestFailed
 from omni_python.client._transport import Transport
+from omni_python.proto.errors import LONGEST_MESSAGE
 from omni_python.serve.triton_server import TritonServer
 from tests.e2e import metrics
 from tests.oracle.cases import MEDIA
@@ -38,6 +40,8 @@ def nothing_is_held(server: TritonServer) -> Iterator[None]:
     ("request_options", "message"),
     [
         ({"voice": "darth"}, r"unknown voice 'darth'; valid: aiden, chelsie, ethan"),
+        ({"voice": "v" * 300}, r"voice: has 300 bytes; names have at most 256"),
+        ({"modalities": ["v" * 300]}, r"modalities: has 300 bytes; names have at most 256"),
         ({"modalities": ["smell"]}, r"unknown modality 'smell'; valid: text, audio"),
         ({"sampling": {"temprature": 1}}, r"unknown key 'temprature'; valid keys: temperature, top_p"),
         ({"sampling": {"talker": {"stop": ["x"]}}}, r"speech has no stop strings"),
@@ -105,6 +109,14 @@ def test_urls(client: OmniClient, url: str, message: str) -> None:
 def test_a_prompt_of_100_megabytes(client: OmniClient) -> None:
     with pytest.raises(RequestFailed, match="the prompt has 104857600 bytes of text; at most 4194304"):
         client.chat("x" * 104_857_600)
+
+
+def test_an_error_quotes_no_more_than_can_be_read(client: OmniClient) -> None:
+    """The request would hang until its deadline where its error is too long for a message."""
+    with pytest.raises(RequestFailed) as raised:
+        client.chat("hi", sampling={"\x01" * (20 << 20): 1})
+    assert re.fullmatch(r"sampling_parameters: unknown key '.*\.\.\. \(of [0-9]{8} characters\)", str(raised.value))
+    assert len(str(raised.value)) == LONGEST_MESSAGE
 
 
 def test_text_and_messages_together(client: OmniClient) -> None:

@@ -19,8 +19,8 @@ from omni_python.models.noop.payloads import Block, NoopParams
 from omni_python.pipeline.deadlines import DeadlineWatch
 from omni_python.pipeline.requests import RequestState
 from omni_python.pipeline.spec import Limits
-from omni_python.proto.errors import DeadlineExceeded, OmniError, Unavailable
-from omni_python.proto.messages import DrainMessage, Envelope, SubmitMessage, new_epoch
+from omni_python.proto.errors import DeadlineExceeded, InvalidArgument, OmniError, Unavailable
+from omni_python.proto.messages import DrainMessage, Envelope, RecordOrder, SubmitMessage, new_epoch
 from omni_python.proto.payload import Payload, TextOutput
 from omni_python.relay.put_off import handle
 from tests.pipeline.harness import Pipeline, Sink, request, running
@@ -64,6 +64,16 @@ def wait_until(condition: Callable[[], bool]) -> None:
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.005)
+
+
+def test_a_message_that_is_too_long_fails_its_request_and_holds_nothing(line: Pipeline) -> None:
+    """Its payload is in a slot by then."""
+    sink = Sink()
+    given = request(nbytes=8, padding="x" * (1 << 20))
+    line.coordinator.submit(given, sink, None, RecordOrder("one", ("a",), "x" * (65 << 20)))
+    with pytest.raises(InvalidArgument, match="a message of 6[0-9]{7} bytes; 67108864 is the most"):
+        sink.wait()
+    line.wait_empty()
 
 
 @pytest.mark.parametrize("stage", ["a", "b", "c"])

@@ -16,7 +16,7 @@ _LENGTH = struct.Struct(">I")
 def framed(message: bytes) -> bytes:
     """An encoded message as it goes into a stream. Raises `InvalidArgument` for one that is longer than `MAX_FRAME`:
     its receiver would end the stream, and lose what others send on it."""
-    _check(len(message))
+    check_length(len(message))
     return _LENGTH.pack(len(message)) + message
 
 
@@ -37,7 +37,7 @@ class Deframer:
         begin = 0
         while len(self._rest) - begin >= start:
             length = _LENGTH.unpack_from(self._rest, begin)[0]
-            _check(length)
+            check_length(length)
             end = begin + start + length
             if len(self._rest) < end:
                 break
@@ -46,6 +46,7 @@ class Deframer:
         del self._rest[:begin]
 
 
-def _check(length: int) -> None:
+def check_length(length: int) -> None:
+    """Raises `InvalidArgument` for a message of more bytes than `MAX_FRAME`."""
     if length > MAX_FRAME:
         raise InvalidArgument(f"a message of {length} bytes; {MAX_FRAME} is the most")

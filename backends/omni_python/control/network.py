@@ -14,10 +14,10 @@ from dataclasses import dataclass
 import zmq
 
 from omni_python.control.curve import CurveKey
-from omni_python.control.framing import MAX_FRAME
+from omni_python.control.framing import MAX_FRAME, check_length
 from omni_python.control.handshakes import ZAP_DOMAIN, Handshakes
 from omni_python.control.outlet import SEND_TIMEOUT
-from omni_python.proto.errors import OmniError, Unavailable
+from omni_python.proto.errors import InvalidArgument, OmniError, Unavailable
 from omni_python.proto.messages import ControlMessage, encode_message
 
 BIND_PATIENCE = 120.0
@@ -154,6 +154,7 @@ class RemoteOutlet:
 
     def send(self, message: ControlMessage) -> None:
         frame = encode_message(message)
+        check_length(len(frame))  # the receiver would end the connection, with what else waits for it
         try:
             with self._lock:
                 self._socket.send(frame)
@@ -166,8 +167,10 @@ class RemoteOutlet:
         if not self._lock.acquire(blocking=False):
             return False
         try:
-            self._socket.send(encode_message(message), zmq.NOBLOCK)
-        except zmq.ZMQError:
+            frame = encode_message(message)
+            check_length(len(frame))
+            self._socket.send(frame, zmq.NOBLOCK)
+        except (zmq.ZMQError, InvalidArgument):
             return False
         finally:
             self._lock.release()

@@ -6,7 +6,7 @@ import base64
 import binascii
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -28,6 +28,9 @@ from omni_python.proto.trace_context import TraceContext, TraceWish
 MAX_TEXT_BYTES = 4 << 20
 """Of text in one request; far more than any context window, and refused before a tokenizer sees it."""
 
+MAX_NAME = 256
+"""Bytes of a voice's name, or of a modality's."""
+
 SCHEMES = ("http", "https", "file")
 """Of URLs that a pipeline's media policy may allow."""
 MAX_URL = 8192
@@ -37,6 +40,8 @@ _ADDRESSES = tuple(f"{scheme}://".encode() for scheme in SCHEMES)
 
 _MEDIA = frozenset(("audio", "audio_sample_rate", "audios", "images", "videos"))
 """Inputs."""
+
+N = TypeVar("N", str, str | None)
 
 _OWN_PARAMETERS = ("stream", "exclude_input_in_output", "voice")  # HTTP clients may send these beside the inputs
 
@@ -114,13 +119,19 @@ def parse_request(tensors: Mapping[str, np.ndarray], parameters: Mapping[str, An
         raise InvalidArgument(f"audio_format: {audio_format!r} is not one of {', '.join(AUDIO_FORMATS)}")
     request = OmniRequest(
         messages=_conversation(inputs),
-        modalities=inputs.strings("modalities") or None,
-        voice=inputs.string("voice") or _parameter(own, "voice", str),
+        modalities=[_name("modalities", name) for name in inputs.strings("modalities")] or None,
+        voice=_name("voice", inputs.string("voice") or _parameter(own, "voice", str)),
         sampling=sampling,
         stream=inputs.flag("stream", _parameter(own, "stream", bool) or False),
         echo=not inputs.flag("exclude_input_in_output", _parameter(own, "exclude_input_in_output", bool) is not False),
     )
     return ParsedRequest(request, audio_format, timeout, wish, record)
+
+
+def _name(where: str, name: N) -> N:
+    if name is not None and len(name.encode()) > MAX_NAME:
+        raise InvalidArgument(f"{where}: has {len(name.encode())} bytes; names have at most {MAX_NAME}")
+    return name
 
 
 def _timeout(milliseconds: Any) -> float | None:

@@ -46,7 +46,7 @@ def send_error(sender: Any, error: OmniError) -> None:
     Its message begins with the code's name, since gRPC streams carry no codes: asked for them (`triton_grpc_error`),
     Triton 24.10 crashes after some hundreds of errors. Where the client has left, the end comes after `LEAVE` seconds.
     """
-    triton_error = pb_utils.TritonError(f"{error.code.name}: {error}", _CODES[error.code])
+    triton_error = pb_utils.TritonError(f"{error.code.name}: {error.shown}", _CODES[error.code])
     response = pb_utils.InferenceResponse(error=triton_error)
     if error.code is ErrorCode.CANCELLED:
         threading.Timer(LEAVE, sender.send, (response,), {"flags": _FINAL}).start()

@@ -103,7 +103,7 @@ class ProcessOutlet:
     def _to_coordinator(self, message: StreamMessage | CompleteMessage) -> None:
         try:
             self._endpoint.send(COORDINATOR, message)
-        except Unavailable:
+        except OmniError:
             self._carrier.take_back(message.payload, [self._membership.coordinator])
             raise
         if message.payload is not None:
@@ -140,9 +140,11 @@ class ProcessOutlet:
             if chunk_id >= 0:
                 self._endpoint.await_room(peer.epoch)
             self._endpoint.send(peer.epoch, message)
-        except Unavailable as error:
+        except OmniError as error:
             self._carrier.take_back(envelope, [peer.epoch])
-            raise Unavailable(f"stage {target} is not there: {error}") from None
+            if isinstance(error, Unavailable):
+                raise Unavailable(f"stage {target} is not there: {error}") from None
+            raise
         if envelope is not None:
             self._edges.sent(source, target, envelope, chunk_id >= 0)
 

@@ -115,8 +115,10 @@ class Submitter:
         )
         try:
             self._endpoint.send(entry.epoch, message)
-        except Unavailable as error:
+        except OmniError as error:
             self._carrier.take_back(envelope, [entry.epoch])
-            raise Unavailable(f"stage {stage} is not there: {error}") from error
+            if isinstance(error, Unavailable):
+                raise Unavailable(f"stage {stage} is not there: {error}") from error
+            raise
         with self._counting:
             self.edges.sent(CLIENT, stage, envelope)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import enum
 
+LONGEST_MESSAGE = 4000
+"""Characters of an error that are shown. What clients sent may be quoted in it, and is as long as they like."""
+
 
 class ErrorCode(enum.IntEnum):
     """Wire values of error codes; their names are Triton's (`TRITONSERVER_Error_Code`)."""
@@ -18,7 +21,7 @@ class ErrorCode(enum.IntEnum):
 
 
 class OmniError(Exception):
-    """Base of every error that ends a request. `str(error)` is what the client reads."""
+    """Base of every error that ends a request."""
 
     code: ErrorCode = ErrorCode.INTERNAL
 
@@ -26,6 +29,15 @@ class OmniError(Exception):
     def from_code(code: int, message: str) -> OmniError:
         """The error of `code`, as it was before it crossed the wire; unknown codes are INTERNAL."""
         return _BY_CODE.get(code, OmniError)(message)
+
+    @property
+    def shown(self) -> str:
+        """What the client reads."""
+        text = str(self)
+        if len(text) <= LONGEST_MESSAGE:
+            return text
+        cut = f"... (of {len(text)} characters)"
+        return text[: LONGEST_MESSAGE - len(cut)] + cut
 
     @staticmethod
     def of(error: BaseException) -> OmniError:

@@ -65,7 +65,7 @@ class WireError(msgspec.Struct, array_like=True, frozen=True, gc=False):
     def of(cls, error: BaseException) -> WireError:
         """Any exception, as `OmniError.of` shows it."""
         shown = OmniError.of(error)
-        return cls(int(shown.code), str(shown))
+        return cls(int(shown.code), shown.shown)
 
     def exception(self) -> OmniError:
         return OmniError.from_code(self.code, self.message)
