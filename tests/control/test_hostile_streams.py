@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import queue
 import resource
@@ -37,6 +38,7 @@ def folder() -> Iterator[Path]:
 @pytest.fixture
 def listening(folder: Path) -> Iterator[tuple[Inbox, Received]]:
     """Leaves neither threads nor descriptors."""
+    gc.collect()  # what other tests have left would be closed meanwhile
     threads, descriptors = threading.active_count(), _descriptors()
     received: Received = queue.SimpleQueue()
     inbox = Inbox(f"{folder}/socket", received.put)

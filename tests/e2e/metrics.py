@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+import urllib.error
 import urllib.request
 
 from omni_python.glue.metric_names import FAMILIES
@@ -28,11 +29,16 @@ def held(server: TritonServer, pipeline: str) -> dict[str, float]:
 
 
 def wait_empty(server: TritonServer, pipeline: str, timeout: float = 5.0) -> None:
-    """Metrics are written four times a second: a state has to hold for longer than that to count."""
+    """Metrics are written four times a second: a state has to hold for longer than that to count. A server that has
+    just started takes requests a moment before it gives metrics."""
     end = time.monotonic() + timeout
     empty_since = None
     while time.monotonic() < end:
-        if held(server, pipeline):
+        try:
+            left = held(server, pipeline)
+        except urllib.error.URLError:
+            left = {"no metrics": 1.0}
+        if left:
             empty_since = None
         elif empty_since is None:
             empty_since = time.monotonic()
