@@ -40,7 +40,8 @@ from omni_python.client._inputs import request_inputs
 from omni_python.client._protocol import infer_request
 from omni_python.config.compile import compile_pipeline
 from omni_python.models.noop.config import NoopForwardPipelineConfig, NoopLinePipelineConfig, NoopStreamPipelineConfig
-from omni_python.serve.triton_server import ServerOptions, TritonServer
+from omni_python.serve.server_options import ServerOptions
+from omni_python.serve.triton_server import TritonServer
 
 Row = dict[str, Any]
 Key = tuple[Any, ...]

@@ -42,7 +42,8 @@ from omni_python.client._protocol import infer_request
 from omni_python.config.compile import compile_pipeline
 from omni_python.config.schema import PipelineConfig, StageConfig
 from omni_python.models.noop.config import NoopForwardPipelineConfig
-from omni_python.serve.triton_server import ServerOptions, TritonServer
+from omni_python.serve.server_options import ServerOptions
+from omni_python.serve.triton_server import TritonServer
 
 CONCURRENCY = (1, 2, 4, 8, 16, 32, 64)
 STAGES = (1, 2, 3, 4, 6, 8)

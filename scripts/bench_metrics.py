@@ -47,7 +47,8 @@ from omni_python.pipeline.stats.edges import EdgeStats
 from omni_python.pipeline.stats.stages import StageStats
 from omni_python.proto.messages import Envelope
 from omni_python.proto.payload import TextOutput
-from omni_python.serve.triton_server import ServerOptions, TritonServer
+from omni_python.serve.server_options import ServerOptions
+from omni_python.serve.triton_server import TritonServer
 
 
 @dataclass(frozen=True)

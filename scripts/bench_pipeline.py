@@ -38,7 +38,8 @@ from omni_python.config.compile import compile_pipeline
 from omni_python.config.memory import MEMORY_FRACTION
 from omni_python.config.schema import PipelineConfig
 from omni_python.models.qwen3_omni.config import Qwen3OmniSpeechPipelineConfig
-from omni_python.serve.triton_server import ServerOptions, TritonServer
+from omni_python.serve.server_options import ServerOptions
+from omni_python.serve.triton_server import TritonServer
 
 SAMPLES_PER_FRAME, SAMPLE_RATE = 1920, 24_000
 SEEDS = 64

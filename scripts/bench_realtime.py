@@ -31,7 +31,8 @@ from omni_python.preprocessing.audio import decode_audio
 from omni_python.proto.wav import pcm16
 from omni_python.serve.openai.realtime.route import realtime_endpoint
 from omni_python.serve.openai.server import HttpServer
-from omni_python.serve.triton_server import ServerOptions, TritonServer
+from omni_python.serve.server_options import ServerOptions
+from omni_python.serve.triton_server import TritonServer
 
 PIPELINE = "noop_line"
 RATE = 24000

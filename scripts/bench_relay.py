@@ -182,7 +182,8 @@ def in_triton(report: Report, gpus: Gpus | None) -> None:
     from omni_python.config.compile import compile_pipeline
     from omni_python.models.noop.config import NoopLinePipelineConfig
     from omni_python.models.noop.gpu import on_gpus
-    from omni_python.serve.triton_server import ServerOptions, TritonServer
+    from omni_python.serve.server_options import ServerOptions
+    from omni_python.serve.triton_server import TritonServer
 
     config = NoopLinePipelineConfig() if gpus is None else on_gpus(*gpus)
     where = "on the host" if gpus is None else f"on GPU {gpus[0]}" if gpus[0] == gpus[1] else f"GPU {gpus}"

@@ -36,7 +36,8 @@ from tests.models.speech_to_speech.whisper_judge import WhisperJudge
 from omni_python.cli import main as omni
 from omni_python.client import Answer, AudioChunk, OmniClient
 from omni_python.proto.wav import pcm16
-from omni_python.serve.triton_server import ServerOptions, TritonServer
+from omni_python.serve.server_options import ServerOptions
+from omni_python.serve.triton_server import TritonServer
 
 PIPELINE = "speech_to_speech"
 

@@ -28,7 +28,8 @@ from omni_python.client._protocol import infer_request
 from omni_python.config.compile import compile_pipeline
 from omni_python.config.declaration import TraceConfig
 from omni_python.models.noop.config import NoopLinePipelineConfig
-from omni_python.serve.triton_server import ServerOptions, TritonServer
+from omni_python.serve.server_options import ServerOptions
+from omni_python.serve.triton_server import TritonServer
 
 PLAIN = "untraced"
 

@@ -20,7 +20,8 @@ from tests.oracle.cases import CASES, Case, load_case
 from omni_python.client import OmniClient
 from omni_python.config.compile import compile_pipeline
 from omni_python.models.qwen3_omni.config import Qwen3OmniSpeechPipelineConfig
-from omni_python.serve.triton_server import ServerOptions, TritonServer
+from omni_python.serve.server_options import ServerOptions
+from omni_python.serve.triton_server import TritonServer
 
 ON_ENGINE = ("thinker", "talker_ar")
 MODELS = ("image_encoder", "audio_encoder", "thinker", "talker_ar", "code2wav")

@@ -25,7 +25,8 @@ from omni_python.client import OmniClient, Recorded, replay
 from omni_python.commands.comparing import Tolerance, differences
 from omni_python.config.compile import compile_pipeline
 from omni_python.proto.recording import ALLOW_REPLAY, RECORD_DIRECTORY, decode_recording
-from omni_python.serve.triton_server import ServerOptions, TritonServer
+from omni_python.serve.server_options import ServerOptions
+from omni_python.serve.triton_server import TritonServer
 
 SAMPLING = {"temperature": 1.0, "max_tokens": 20, "talker": {"temperature": 0.9, "max_tokens": 40}}
 

@@ -31,7 +31,8 @@ from omni_python.client import OmniClient, OmniClientError
 from omni_python.config.compile import compile_pipeline
 from omni_python.config.memory import MEMORY_FRACTION
 from omni_python.models.qwen3_omni.config import Qwen3OmniSpeechPipelineConfig
-from omni_python.serve.triton_server import ServerOptions, TritonServer
+from omni_python.serve.server_options import ServerOptions
+from omni_python.serve.triton_server import TritonServer
 
 WAY_TIMEOUT = 200
 """Seconds; ranks that wait for each other in vain do not end by themselves."""

@@ -49,7 +49,8 @@ from omni_python.config.schema import PipelineConfig
 from omni_python.models.noop.config import NoopLinePipelineConfig
 from omni_python.models.qwen3_omni.config import Qwen3OmniSpeechPipelineConfig
 from omni_python.models.qwen3_omni.tiny import build
-from omni_python.serve.triton_server import ServerOptions, TritonServer
+from omni_python.serve.server_options import ServerOptions
+from omni_python.serve.triton_server import TritonServer
 
 SHARE, REFUSAL_S, SLACK_S = 0.9, 0.05, 0.25
 CLOSED_LOOP_S = 5.0

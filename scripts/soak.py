@@ -43,7 +43,8 @@ from omni_python.config.schema import PipelineConfig
 from omni_python.models.noop.config import NoopLinePipelineConfig
 from omni_python.models.qwen3_omni.config import Qwen3OmniSpeechPipelineConfig
 from omni_python.models.qwen3_omni.tiny import build
-from omni_python.serve.triton_server import SHARED_MEMORY, ServerOptions, TritonServer
+from omni_python.serve.server_options import SHARED_MEMORY, ServerOptions
+from omni_python.serve.triton_server import TritonServer
 
 WARM_SHARE, WARM_REQUESTS = 0.25, 200
 MOMENTS = 40

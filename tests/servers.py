@@ -11,7 +11,8 @@ from omni_python.config.compile import compile_pipeline
 from omni_python.models.noop.config import NoopForwardPipelineConfig, NoopLinePipelineConfig
 from omni_python.models.qwen3_omni.config import Qwen3OmniSpeechPipelineConfig, Qwen3OmniTextPipelineConfig
 from omni_python.proto.recording import ALLOW_REPLAY, RECORD_DIRECTORY
-from omni_python.serve.triton_server import ServerOptions, TritonServer
+from omni_python.serve.server_options import ServerOptions
+from omni_python.serve.triton_server import TritonServer
 
 
 @pytest.fixture(scope="session")

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from omni_python.models.qwen3_omni.tiny import build
-from omni_python.serve.triton_server import SHARED_MEMORY
+from omni_python.serve.server_options import SHARED_MEMORY
 
 
 def read_until(stream: IO[str], start: str) -> str:

@@ -17,7 +17,7 @@ from omni_python.commands import serve
 from omni_python.commands.parser import create_parser
 from omni_python.config.numpy_support import FIRST_RELEASE_WITH_NUMPY_2
 from omni_python.glue import metric_names
-from omni_python.serve.triton_server import SHARED_MEMORY
+from omni_python.serve.server_options import SHARED_MEMORY
 from tests.docker.files import (
     CLAIM,
     COMPOSE,

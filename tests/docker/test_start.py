@@ -21,7 +21,7 @@ import pytest
 
 from omni_python.config.compile import compile_pipeline
 from omni_python.models.noop.config import NoopLinePipelineConfig
-from omni_python.serve.triton_server import free_ports
+from omni_python.serve.server_options import free_ports
 from tests.docker.files import SERVICES, container, document, execution, options
 
 

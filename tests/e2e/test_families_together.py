@@ -13,7 +13,8 @@ import pytest
 from omni_python.cli import main
 from omni_python.client import Answer, OmniClient, OmniClientError
 from omni_python.models.catalog import TINY_CHECKPOINTS
-from omni_python.serve.triton_server import ServerOptions, TritonServer
+from omni_python.serve.server_options import ServerOptions
+from omni_python.serve.triton_server import TritonServer
 
 FAMILIES = sorted(TINY_CHECKPOINTS)
 RATES = {"qwen3_omni": 24000, "qwen2_5_omni": 24000, "fish_s2_pro": 44100, "ming_omni": 44100}

@@ -14,7 +14,8 @@ import pytest
 from omni_python.client import OmniClient, OmniClientError
 from omni_python.config.compile import compile_pipeline
 from omni_python.models.noop.config import NoopLinePipelineConfig
-from omni_python.serve.triton_server import ServerOptions, TritonServer
+from omni_python.serve.server_options import ServerOptions
+from omni_python.serve.triton_server import TritonServer
 from tests.conftest import LeakCheck
 
 pytestmark = pytest.mark.alone

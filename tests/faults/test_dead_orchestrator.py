@@ -17,7 +17,8 @@ from omni_python.client._watch import MARGIN, PERIOD
 from omni_python.config.compile import compile_pipeline
 from omni_python.models.noop.config import NoopLinePipelineConfig
 from omni_python.serve.orchestrators import Orchestrators
-from omni_python.serve.triton_server import ServerOptions, TritonServer
+from omni_python.serve.server_options import ServerOptions
+from omni_python.serve.triton_server import TritonServer
 
 PIPELINE = "noop_line"
 LONG = {"delay": 60.0}

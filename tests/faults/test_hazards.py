@@ -14,7 +14,8 @@ import pytest
 
 from omni_python.client import OmniClient, OmniClientError
 from omni_python.serve.environment import ServerSetupError
-from omni_python.serve.triton_server import ServerOptions, TritonServer
+from omni_python.serve.server_options import ServerOptions
+from omni_python.serve.triton_server import TritonServer
 
 
 def test_an_error_after_the_first_response_reaches_the_client(noop_server: TritonServer) -> None:

@@ -23,7 +23,8 @@ from omni_python.control.directory import find_server_directory
 from omni_python.control.liveness import read_life_signs
 from omni_python.control.stops import STOPPED_S
 from omni_python.models.noop.config import NoopLinePipelineConfig
-from omni_python.serve.triton_server import ServerOptions, TritonServer
+from omni_python.serve.server_options import ServerOptions
+from omni_python.serve.triton_server import TritonServer
 from tests.e2e import metrics
 from tests.faults.tracing import Traced
 

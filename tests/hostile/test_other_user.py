@@ -18,7 +18,8 @@ from omni_python.client import OmniClient
 from omni_python.config.compile import compile_pipeline
 from omni_python.control.directory import find_server_directory
 from omni_python.models.noop.config import NoopLinePipelineConfig
-from omni_python.serve.triton_server import ServerOptions, TritonServer
+from omni_python.serve.server_options import ServerOptions
+from omni_python.serve.triton_server import TritonServer
 
 NOBODY = 65534
 

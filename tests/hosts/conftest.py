@@ -18,7 +18,8 @@ from omni_python.config.schema import PipelineConfig
 from omni_python.control.curve import make_key
 from omni_python.models.noop.config import NoopLinePipelineConfig
 from omni_python.models.qwen3_omni.config import Qwen3OmniSpeechPipelineConfig
-from omni_python.serve.triton_server import ServerOptions, TritonServer
+from omni_python.serve.server_options import ServerOptions
+from omni_python.serve.triton_server import TritonServer
 from tests.hosts.wire import Wire, why_impossible
 
 FRONT, THINK, SPEECH = "front", "think", "speech"

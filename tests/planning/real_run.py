@@ -24,7 +24,8 @@ from omni_python.models.qwen3_omni.config import Qwen3OmniSpeechPipelineConfig
 from omni_python.planning.costs import HOST, Costs, load_costs
 from omni_python.planning.prediction import Prediction, at_concurrency
 from omni_python.planning.server_metrics import Batches, read_metrics
-from omni_python.serve.triton_server import ServerOptions, TritonServer
+from omni_python.serve.server_options import ServerOptions
+from omni_python.serve.triton_server import TritonServer
 from tests.models import tiny_model
 
 PIPELINE = "qwen3_omni"

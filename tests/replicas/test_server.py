@@ -17,7 +17,8 @@ import pytest
 from omni_python.client import OmniClient, OmniClientError, TextDelta
 from omni_python.config.compile import compile_pipeline
 from omni_python.models.noop.config import NoopForwardPipelineConfig
-from omni_python.serve.triton_server import ServerOptions, TritonServer
+from omni_python.serve.server_options import ServerOptions
+from omni_python.serve.triton_server import TritonServer
 from tests.e2e import metrics
 from tests.pipeline.test_replicas import replicated
 

@@ -11,7 +11,7 @@ import pytest
 from omni_python.commands.serve import shell_command
 from omni_python.serve.environment import Installation, ServerSetupError, check_numpy, find_installation
 from omni_python.serve.server_log import failure_reason
-from omni_python.serve.triton_server import ServerOptions, free_ports
+from omni_python.serve.server_options import ServerOptions, free_ports
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,8 @@ import tritonclient.grpc as grpc
 
 from omni_python.serve import given_up
 from omni_python.serve.environment import ServerSetupError, find_installation
-from omni_python.serve.triton_server import SHARED_MEMORY, ServerFailed, ServerOptions, TritonServer
+from omni_python.serve.server_options import SHARED_MEMORY, ServerOptions
+from omni_python.serve.triton_server import ServerFailed, TritonServer
 
 BACKEND = """
 import os, pathlib, signal

@@ -13,7 +13,8 @@ import pytest
 from omni_python.client import Answer, OmniClient
 from omni_python.config.compile import compile_pipeline
 from omni_python.models.qwen3_omni.config import Qwen3OmniSpeechPipelineConfig
-from omni_python.serve.triton_server import ServerOptions, TritonServer
+from omni_python.serve.server_options import ServerOptions
+from omni_python.serve.triton_server import TritonServer
 from tests.e2e.test_cancel import cancel_at_random, test_grpc, test_http_disconnect
 from tests.e2e.test_oracle import (
     WAVE_TOLERANCE,

@@ -25,7 +25,8 @@ from omni_python.config.resolve import check_imports
 from omni_python.models.qwen3_omni.config import Qwen3OmniSpeechPipelineConfig
 from omni_python.models.qwen3_omni.stages import create_thinker
 from omni_python.proto.errors import InvalidArgument, OmniError
-from omni_python.serve.triton_server import ServerOptions, TritonServer
+from omni_python.serve.server_options import ServerOptions
+from omni_python.serve.triton_server import TritonServer
 from omni_python.sglang_engine.config import EngineConfig
 from omni_python.sglang_engine.followers import SILENCE, Followers, RankGroup
 from omni_python.sglang_engine.rank_messages import SIGN_PERIOD

@@ -24,7 +24,8 @@ from omni_python.models.noop.config import NoopLinePipelineConfig
 from omni_python.proto.trace import decode_trace
 from omni_python.serve.openai.app import create_app
 from omni_python.serve.openai.server import HttpServer
-from omni_python.serve.triton_server import ServerOptions, TritonServer
+from omni_python.serve.server_options import ServerOptions
+from omni_python.serve.triton_server import TritonServer
 from tests.tracing.receiver import Received, attributes, receiving
 
 SPAN = "00f067aa0ba902b7"

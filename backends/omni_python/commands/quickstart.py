@@ -20,7 +20,8 @@ from omni_python.commands.progress import counting
 from omni_python.commands.serve import add_arguments, check_ports
 from omni_python.models.catalog import PIPELINES
 from omni_python.serve.environment import ServerSetupError
-from omni_python.serve.triton_server import ServerFailed, ServerOptions, TritonServer
+from omni_python.serve.server_options import ServerOptions
+from omni_python.serve.triton_server import ServerFailed, TritonServer
 
 PIPELINE = "qwen3_omni"
 SPEECH = Path("answer.wav")

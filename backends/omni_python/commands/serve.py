@@ -17,8 +17,8 @@ from omni_python.commands.help import HelpFormatter
 from omni_python.proto.errors import InvalidArgument, OmniError
 from omni_python.proto.recording import ALLOW_REPLAY, RECORD_DIRECTORY
 from omni_python.serve.environment import Installation, ServerSetupError, find_installation
+from omni_python.serve.server_options import ServerOptions
 from omni_python.serve.supervisor import ExitStatus, Policy, Supervisor
-from omni_python.serve.triton_server import ServerOptions
 
 if TYPE_CHECKING:
     from omni_python.config.schema import PipelineConfig

@@ -10,7 +10,7 @@ from omni_python.config.schema import PipelineConfig, RelayConfig, StageConfig
 from omni_python.config.topology import Topology, resolve_topology
 from omni_python.pipeline.gpu_share import take_gpu_share
 from omni_python.pipeline.spec import Limits, PipelineSpec
-from omni_python.pipeline.stage import StageSpec
+from omni_python.pipeline.stage_spec import StageSpec
 from omni_python.pipeline.stats.gpu_memory import GpuMemory
 from omni_python.pipeline.tracing.store import TraceStore
 from omni_python.proto.errors import OmniError, Unsupported

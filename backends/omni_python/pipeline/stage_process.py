@@ -20,7 +20,8 @@ from omni_python.pipeline.outlet import ProcessOutlet
 from omni_python.pipeline.place import Place
 from omni_python.pipeline.profiling import ProcessProfiler, profile_name
 from omni_python.pipeline.routes import Routes
-from omni_python.pipeline.stage import Stage, StageSpec
+from omni_python.pipeline.stage import Stage
+from omni_python.pipeline.stage_spec import StageSpec
 from omni_python.proto.errors import OmniError, Unsupported
 from omni_python.proto.messages import (
     AbortMessage,

@@ -7,7 +7,7 @@ import re
 from contextlib import suppress
 from pathlib import Path
 
-from omni_python.serve.triton_server import SHARED_MEMORY
+from omni_python.serve.server_options import SHARED_MEMORY
 
 # As `ServerOptions` names servers: the launcher's pid, and a random part. Regions of stubs go on after that.
 _REGION = re.compile(r"(omni_(\d+)_[0-9a-f]{8})_")

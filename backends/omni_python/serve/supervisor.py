@@ -23,7 +23,8 @@ from omni_python.serve.given_up import GivenUpStubs
 from omni_python.serve.health import ServerHealth, all_pipelines
 from omni_python.serve.leftovers import remove_leftover_regions
 from omni_python.serve.orchestrators import Death, Orchestrators
-from omni_python.serve.triton_server import ServerFailed, ServerOptions, TritonServer
+from omni_python.serve.server_options import ServerOptions
+from omni_python.serve.triton_server import ServerFailed, TritonServer
 
 DRAIN_PERIOD = 0.1
 

@@ -24,7 +24,8 @@ from omni_python.preprocessing.media.loader import MediaLoader
 from omni_python.preprocessing.media.policy import MediaPolicy
 from omni_python.serve.openai.app import create_app
 from omni_python.serve.openai.server import HttpServer
-from omni_python.serve.triton_server import ServerOptions, TritonServer
+from omni_python.serve.server_options import ServerOptions
+from omni_python.serve.triton_server import TritonServer
 from tests.models.fish_s2_pro.test_pipeline import Ask
 from tests.models.fish_s2_pro.test_preprocess import voice, wav
 from tests.oracle.fish_s2_pro_reference import FRAME, RATE, Reference

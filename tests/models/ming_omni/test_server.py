@@ -26,7 +26,8 @@ from omni_python.client import (
 )
 from omni_python.serve.openai.app import create_app
 from omni_python.serve.openai.server import HttpServer
-from omni_python.serve.triton_server import ServerOptions, TritonServer
+from omni_python.serve.server_options import ServerOptions
+from omni_python.serve.triton_server import TritonServer
 from tests.models.ming_omni.test_pipeline import RATE, STEP, pieces
 from tests.models.ming_omni.test_seeing import image, picture, seen
 from tests.oracle.ming_omni_reference import Reference

@@ -15,7 +15,8 @@ import pytest
 
 from omni_python.cli import main
 from omni_python.client import AudioChunk, Finished, InvalidRequest, OmniClient, PipelineInfo, TextDelta
-from omni_python.serve.triton_server import ServerOptions, TritonServer
+from omni_python.serve.server_options import ServerOptions
+from omni_python.serve.triton_server import TritonServer
 from tests.models.qwen2_5_omni.test_pipeline import CODE, RATE, Ask, prompt, text_of
 from tests.oracle.qwen2_5_omni_reference import Reference
 

@@ -16,7 +16,8 @@ from omni_python.models.speech_to_speech import weights
 from omni_python.models.speech_to_speech.config import SpeechToSpeechPipelineConfig
 from omni_python.models.speech_to_speech.info import SAMPLE_RATE
 from omni_python.models.speech_to_speech.packages import NotFetched
-from omni_python.serve.triton_server import ServerOptions, TritonServer
+from omni_python.serve.server_options import ServerOptions
+from omni_python.serve.triton_server import TritonServer
 from tests.models.speech_to_speech.judge import RECORDED, Judge, fetch_recordings, word_errors
 
 # 267 MB with the packages that read and judge them, or nothing where quickstart has been run.
