@@ -100,8 +100,8 @@ def create_app(grpc_url: str, metrics_url: str | None = None) -> FastAPI:
         infos = [(name, await client(name).info()) for name in names]
         return {"voices": [_voice(name, voice, info) for name, info in infos for voice in info.voices]}
 
-    @app.get("/health")
     @app.head("/health", include_in_schema=False)  # which some load balancers ask
+    @app.get("/health")
     async def health() -> Response:
         """200 where a pipeline is ready, else 503."""
         try:
