@@ -4,6 +4,7 @@ A model's parameters say what it is: the orchestrator of a pipeline, or one proc
 Imports happen in `initialize`, so that Triton's auto-completion of configurations stays cheap.
 """
 
+import faulthandler
 import gc
 import os
 import signal
@@ -38,6 +39,8 @@ class TritonPythonModel:
         return self._model.is_ready()
 
     def finalize(self):  # type: ignore[no-untyped-def]
-        # Triton waits for the process without a limit, and what libraries do at its end can hang: then SIGALRM ends it.
+        # Triton waits for the process without a limit, and what libraries do at its end can hang: then SIGALRM ends it,
+        # after the server's log was told where each thread is.
         signal.alarm(EXIT_TIMEOUT)
+        faulthandler.dump_traceback_later(EXIT_TIMEOUT - 1)
         self._model.finalize()
