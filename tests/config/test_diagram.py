@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 
-from omni_python.commands.diagram import WIDTH, draw, to_ascii
+from omni_python.commands.diagram import WIDTH, draw
+from omni_python.commands.printing import to_ascii
 from omni_python.config import PipelineConfig, resolve_topology
 from omni_python.config.compile import compile_pipeline
 from omni_python.models.noop.config import NoopLinePipelineConfig

@@ -20,6 +20,17 @@ def server_address(text: str) -> str:
     return text
 
 
+def add_server_url(parser: argparse.ArgumentParser, what: str = "the server's gRPC service") -> None:
+    """Which server."""
+    parser.add_argument(
+        "--url",
+        type=server_address,
+        default="localhost:8001",
+        metavar="HOST:PORT",
+        help=f"{what} (default: %(default)s)",
+    )
+
+
 def finite_number(text: str) -> float:
     """The type of arguments that are numbers, neither infinite nor NaN, which JSON has not."""
     try:
@@ -49,13 +60,7 @@ class WrongArguments(Exception):
 
 def add_server_arguments(parser: argparse.ArgumentParser) -> None:
     """Which server, and which of its pipelines."""
-    parser.add_argument(
-        "--url",
-        type=server_address,
-        default="localhost:8001",
-        metavar="HOST:PORT",
-        help="the server's gRPC service, or http://HOST:PORT (default: %(default)s)",
-    )
+    add_server_url(parser, "the server's gRPC service, or http://HOST:PORT")
     parser.add_argument("--pipeline", default="qwen3_omni", metavar="NAME", help="(default: %(default)s)")
 
 

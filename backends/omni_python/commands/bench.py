@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from omni_python import __version__
-from omni_python.commands.asking import server_address
+from omni_python.commands.asking import add_server_url
 from omni_python.commands.help import HelpFormatter
 from omni_python.proto.errors import OmniError
 
@@ -62,13 +62,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         epilog=_EXAMPLES,
         formatter_class=HelpFormatter,
     )
-    parser.add_argument(
-        "--url",
-        type=server_address,
-        default="localhost:8001",
-        metavar="HOST:PORT",
-        help="the server's gRPC service (default: %(default)s)",
-    )
+    add_server_url(parser)
     parser.add_argument("--pipeline", default="qwen3_omni", metavar="NAME", help="(default: %(default)s)")
     parser.add_argument(
         "--concurrency", metavar="N,...", help=f"closed loops of so many (default without --rate: {_DEFAULT_LEVELS})"

@@ -14,7 +14,6 @@ WIDTH = 100
 """Columns of the widest drawing; names are shortened to fit."""
 
 _SHORT = {"by reference": "local", "in the message": "inline"}
-_TO_ASCII = str.maketrans("┌┐└┘├┬─│▶◀…", "++++++-|><~")
 _MARGINS = 15
 """Columns of a row that are neither names nor words: borders, the entry's mark, the arrow, and gaps."""
 
@@ -59,11 +58,6 @@ def draw(config: PipelineConfig) -> list[str]:
     )
     inside = max(columns.inside, *(min(WIDTH - 2, len(box.title) + len(box.place) + 8) for box in boxes))
     return [line for box in boxes for line in _drawn(box, columns, inside)]
-
-
-def to_ascii(text: str) -> str:
-    """The same drawing for terminals without line-drawing characters."""
-    return text.translate(_TO_ASCII)
 
 
 @dataclass(frozen=True)

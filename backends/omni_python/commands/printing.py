@@ -15,13 +15,21 @@ def without_controls(text: str) -> str:
     return "".join(c if c in "\n\t" or unicodedata.category(c) != "Cc" else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
-def printable(text: str, encoding: str) -> bool:
-    """Whether what writes in `encoding` can write `text`."""
+_TO_ASCII = str.maketrans("┌┐└┘├┬─│▶◀…█▒▚╷╰╌", "++++++-|><~#:%|`.")
+
+
+def to_ascii(text: str) -> str:
+    """The same drawing for terminals without line-drawing characters."""
+    return text.translate(_TO_ASCII)
+
+
+def drawn(text: str, encoding: str) -> str:
+    """A drawing in the characters that what writes in `encoding` can write."""
     try:
         text.encode(encoding)
     except UnicodeEncodeError:
-        return False
-    return True
+        return to_ascii(text)
+    return text
 
 
 def figures(answer: Answer) -> dict[str, str]:

@@ -10,7 +10,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from omni_python.commands.asking import server_address
+from omni_python.commands.asking import add_server_url
 from omni_python.commands.help import HelpFormatter
 from omni_python.proto.errors import InvalidArgument
 
@@ -39,13 +39,7 @@ exit status: 0 equal, 1 different, or the server is not there or refuses, 2 wron
         formatter_class=HelpFormatter,
     )
     parser.add_argument("file", type=Path, metavar="FILE", help="the recording")
-    parser.add_argument(
-        "--url",
-        type=server_address,
-        default="localhost:8001",
-        metavar="HOST:PORT",
-        help="the server's gRPC service (default: %(default)s)",
-    )
+    add_server_url(parser)
     parser.add_argument(
         "--model", metavar="NAME", help="the Triton model that has the stage (default: the one that was recorded)"
     )

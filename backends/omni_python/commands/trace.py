@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from omni_python.commands.asking import add_server_arguments
 from omni_python.commands.help import HelpFormatter
-from omni_python.commands.printing import printable
+from omni_python.commands.printing import drawn
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from omni_python.proto.trace import Trace
 
 _SVG_COLUMNS = 140
-
-_TO_ASCII = str.maketrans("█▒▚─╷╰╌▶", "#:%-|`.>")
 
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
@@ -82,8 +80,7 @@ def draw(trace: Trace, console: Console) -> None:
     from omni_python.commands.timeline import timeline
 
     for line in timeline(trace, console.width):
-        if not printable(line.plain, console.encoding):
-            line.plain = line.plain.translate(_TO_ASCII)
+        line.plain = drawn(line.plain, console.encoding)
         console.print(line, overflow="ignore", no_wrap=True, crop=False)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from omni_python.commands.help import HelpFormatter
-from omni_python.commands.printing import printable
+from omni_python.commands.printing import drawn
 from omni_python.config.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def _print(path: Path, result: PipelineConfig | ConfigError, explain: bool, firs
         for problem in result.problems:
             print(f"  {problem}", file=sys.stderr)
     else:
-        print(_printable("\n" * (not first) + f"{path}: valid\n{describe(result, explain)}"))
+        print(drawn("\n" * (not first) + f"{path}: valid\n{describe(result, explain)}", sys.stdout.encoding))
 
 
 def _as_json(path: Path, result: PipelineConfig | ConfigError) -> dict[str, Any]:
@@ -147,13 +147,6 @@ def describe(config: PipelineConfig, explain: bool = False) -> str:
 
     lines = [f"pipeline {config.resolved_name}  (model {config.model_path}, relay {config.relay_backend})"]
     return "\n".join([*lines, *draw(config), *(["", *_details(config), *_memory_lines(config)] if explain else [])])
-
-
-def _printable(text: str) -> str:
-    """The text in the characters that standard output can show."""
-    from omni_python.commands.diagram import to_ascii
-
-    return text if printable(text, sys.stdout.encoding) else to_ascii(text)
 
 
 def _details(config: PipelineConfig) -> list[str]:
