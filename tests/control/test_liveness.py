@@ -27,7 +27,7 @@ def test_where_nothing_can_be_written_the_sign_before_shows_life(tmp_path: Path)
     write_life_sign(tmp_path, "line", LifeSign(7, 2))
     os.utime(tmp_path / "line.alive", (0, 0))
     for name in ("line", "new"):
-        (tmp_path / f"{name}.draft").mkdir()  # in the way
+        (tmp_path / f"{name}.alive.draft").mkdir()  # in the way
         with pytest.raises(OSError, match="draft"):
             write_life_sign(tmp_path, name, LifeSign(7, 3))
     found = read_life_signs(tmp_path)

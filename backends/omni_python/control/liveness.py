@@ -10,6 +10,8 @@ from pathlib import Path
 
 import msgspec
 
+from omni_python.control.privacy import replace_file
+
 PERIOD = 1.0
 """Seconds between two writings."""
 
@@ -35,24 +37,15 @@ class Liveness:
 
 
 def write_life_sign(directory: Path, pipeline: str, sign: LifeSign) -> None:
-    """Replaces the file in one step, so that nobody reads half of it. Raises OSError where nothing can be written, as
-    on a disk that others have filled; the sign before is then as new as this one."""
+    """Raises OSError where nothing can be written, as on a disk that others have filled; the sign before is then as new
+    as this one."""
     path = directory / f"{pipeline}{_SUFFIX}"
     try:
-        _replace(path, msgspec.json.encode(sign))
+        replace_file(path, msgspec.json.encode(sign))
     except OSError:
         with suppress(FileNotFoundError):
             os.utime(path)
         raise
-
-
-def _replace(path: Path, content: bytes) -> None:
-    draft = path.with_suffix(".draft")
-    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        os.fchmod(descriptor, 0o600)  # whatever the umask
-        file.write(content)
-    draft.replace(path)
 
 
 def remove_life_sign(directory: Path, pipeline: str) -> None:

@@ -1,4 +1,4 @@
-"""Keeping what lies in shared memory from other users of the machine."""
+"""Keeping what lies in shared memory and in files from other users of the machine."""
 
 from __future__ import annotations
 
@@ -28,3 +28,14 @@ def hide_mapped_regions() -> list[str]:
             finally:
                 os.close(descriptor)
     return hidden
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Write a file that only this user can open, whatever the umask, and in one step, so that nobody reads half of it.
+    Raises OSError where nothing can be written."""
+    draft = path.with_name(f"{path.name}.draft")
+    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        os.fchmod(descriptor, 0o600)
+        file.write(content)
+    draft.replace(path)

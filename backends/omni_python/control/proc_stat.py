@@ -36,3 +36,9 @@ def process_stat(pid: int) -> ProcessStat | None:
         return None
     fields = text.rpartition(")")[2].split()
     return ProcessStat(fields[_STATE], int(fields[_STARTED]))
+
+
+def is_running(pid: int) -> bool:
+    """Whether there is such a process and it is no zombie."""
+    process = process_stat(pid)
+    return process is not None and process.is_running

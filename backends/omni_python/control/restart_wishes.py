@@ -5,18 +5,15 @@ from __future__ import annotations
 from contextlib import suppress
 from pathlib import Path
 
+from omni_python.control.privacy import replace_file
+
 _SUFFIX = ".restart"
 
 
 def wish_restart(directory: Path, pipeline: str, why: str) -> None:
     """The directory, and the wish with it, is the server's: its successor begins without. `why` ends the sentence that
     begins with the server's name. Raises OSError where nothing can be written."""
-    path = directory / f"{pipeline}{_SUFFIX}"
-    draft = path.with_suffix(".draft-restart")
-    draft.touch()
-    draft.chmod(0o600)  # whatever the umask
-    draft.write_text(why)
-    draft.replace(path)
+    replace_file(directory / f"{pipeline}{_SUFFIX}", why.encode())
 
 
 def restart_wishes(directory: Path) -> dict[str, str]:

@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from omni_python.control.proc_stat import process_stat
+from omni_python.control.proc_stat import is_running
 
 PERIOD = 1.0
 """Seconds between two looks."""
@@ -61,14 +61,9 @@ class GivenUpStubs:
             for thread in os.listdir(self._tasks):
                 with suppress(OSError):  # the thread has ended
                     call, *arguments = (self._tasks / thread / "syscall").read_text().split()
-                    if call == self._wait4 and _is_running(pid := int(arguments[0], 16)):
+                    if call == self._wait4 and is_running(pid := int(arguments[0], 16)):
                         waits.append((thread, pid))
         return waits
-
-
-def _is_running(pid: int) -> bool:
-    process = process_stat(pid)
-    return process is not None and process.is_running
 
 
 def _instance_name(pid: int) -> str:

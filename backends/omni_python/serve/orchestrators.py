@@ -13,7 +13,7 @@ from pathlib import Path
 from omni_python.control.directory import find_server_directory
 from omni_python.control.liveness import LifeSign, Liveness, read_life_signs
 from omni_python.control.outlet import LocalOutlet
-from omni_python.control.proc_stat import process_stat
+from omni_python.control.proc_stat import is_running
 from omni_python.control.restart_wishes import restart_wishes
 from omni_python.control.stops import StopWatch
 from omni_python.pipeline.membership import coordinator_address
@@ -71,7 +71,7 @@ class Orchestrators:
             if pid not in self._fds:
                 with suppress(OSError):
                     self._fds[pid] = os.pidfd_open(pid)
-            if not _is_running(pid):
+            if not is_running(pid):
                 dead[pipeline] = Death(pid, "died")
             elif pid in stopped:
                 dead[pipeline] = Death(pid, "was stopped by a signal and killed")
@@ -106,7 +106,7 @@ class Orchestrators:
     def drain(self, end: bool = False) -> None:
         """Tell all to admit nothing more, or to `end` what they have; their signs tell what is still in flight."""
         for pipeline, (directory, found) in self._found().items():
-            if not _is_running(found.sign.pid):
+            if not is_running(found.sign.pid):
                 continue
             outlet = LocalOutlet(coordinator_address(directory, pipeline))
             with suppress(OmniError):
@@ -118,7 +118,7 @@ class Orchestrators:
         return sum(
             sign.requests if sign.draining else max(1, sign.requests)
             for sign in self.signs().values()
-            if _is_running(sign.pid)
+            if is_running(sign.pid)
         )
 
     def _found(self) -> dict[str, tuple[Path, Liveness]]:
@@ -131,9 +131,3 @@ class Orchestrators:
     def _directories(self) -> list[Path]:
         found = [find_server_directory(base, self.server.process.pid) for base in self.bases]
         return [directory for directory in found if directory is not None]
-
-
-def _is_running(pid: int) -> bool:
-    """Whether there is such a process and it is no zombie."""
-    process = process_stat(pid)
-    return process is not None and process.is_running
