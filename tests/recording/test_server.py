@@ -84,7 +84,7 @@ def test_the_talkers_recording_gives_the_same_codes_in_a_new_process(
     assert main(["record", "talker_ar", "Tell me a story.", *server, *sampling, "--out", str(file)]) == 0
     before = stubs(tiny_server)
     tiny_server.unload("qwen3_omni_speech")
-    while not tiny_server.is_unloaded("qwen3_omni_speech"):
+    while tiny_server.is_model_ready("qwen3_omni_speech"):
         time.sleep(0.1)
     tiny_server.load("qwen3_omni_speech")
     assert stubs(tiny_server) - before, "it is the same process"

@@ -22,7 +22,6 @@ from omni_python.serve.given_up import GivenUpStubs
 from omni_python.serve.server_log import failure_reason
 from omni_python.serve.server_options import SHARED_MEMORY, ServerOptions
 
-_HELD_STATES = ("LOADING", "READY", "UNLOADING")
 _POLL_S = 0.1
 _STARTS = 3
 _LOST_LOCK = "boost::interprocess::lock_exception"
@@ -179,13 +178,8 @@ class TritonServer:
         self._control("load", model)
 
     def unload(self, model: str) -> None:
-        """Begin to unload a model, which is not ready any more then; see `is_unloaded`. Raises `ServerFailed`."""
+        """Begin to unload a model; it is done once the model is not ready any more. Raises `ServerFailed`."""
         self._control("unload", model)
-
-    def is_unloaded(self, model: str) -> bool:
-        """Whether Triton has let go of a model and its process. Where it is loaded again before that, 24.10 may later
-        wait for it to end until its exit timeout is over."""
-        return not any(found["name"] == model and found.get("state") in _HELD_STATES for found in self._index())
 
     def _control(self, what: str, model: str) -> None:
         timeout_s = self.stub_timeout_s + _CONTROL_MARGIN_S
