@@ -49,6 +49,19 @@ def wait_empty(server: TritonServer, pipeline: str, timeout: float = 5.0) -> Non
     assert not left, f"still held: {left}"
 
 
+def aborted(server: TritonServer, pipeline: str) -> float:
+    """Requests that ended so."""
+    return read(server, "omni_requests_total", pipeline=pipeline, state="aborted")
+
+
+def wait_aborted(server: TritonServer, pipeline: str, count: float, timeout: float = 5.0) -> None:
+    """Counters are written a moment later; on a busy machine that can be a long one."""
+    end = time.monotonic() + timeout
+    while aborted(server, pipeline) < count and time.monotonic() < end:
+        time.sleep(0.05)
+    assert aborted(server, pipeline) == count
+
+
 def samples(server: TritonServer) -> list[tuple[str, dict[str, str], float]]:
     """Name, labels and value of every series of this backend."""
     with urllib.request.urlopen(f"http://{server.host}:{server.metrics_port}/metrics", timeout=10) as reply:

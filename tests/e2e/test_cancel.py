@@ -25,18 +25,6 @@ METRICS_PERIOD = 0.25
 ROUNDS = int(os.environ.get("OMNI_CANCEL_ROUNDS", "15"))
 
 
-def aborted(server: TritonServer) -> float:
-    return metrics.read(server, "omni_requests_total", pipeline=PIPELINE, state="aborted")
-
-
-def wait_aborted(server: TritonServer, count: float) -> None:
-    """Counters are written a moment later; on a busy machine that can be a long one."""
-    end = time.monotonic() + 5
-    while aborted(server) < count and time.monotonic() < end:
-        time.sleep(0.05)
-    assert aborted(server) == count
-
-
 def assert_freed(server: TritonServer, since: float) -> None:
     """Within 200 ms of `since` nothing may be held. The figures are written every 250 ms, so the first that was surely
     written after those 200 ms decides."""
@@ -51,7 +39,7 @@ def wait_until(events: Iterator[Event], kind: type) -> None:
 @pytest.mark.parametrize("when", ["at once", "first text", "first audio"])
 def test_grpc(server: TritonServer, client: OmniClient, when: str) -> None:
     metrics.wait_empty(server, PIPELINE)
-    before = aborted(server)
+    before = metrics.aborted(server, PIPELINE)
     events = client.stream("Tell me everything.", sampling=LONG)
     if when == "at once":
         # the generator has not sent anything yet: send, and give the request time to reach the thinker, but no text
@@ -63,14 +51,14 @@ def test_grpc(server: TritonServer, client: OmniClient, when: str) -> None:
         wait_until(events, AudioChunk)
     events.close()
     assert_freed(server, time.monotonic())
-    wait_aborted(server, before + 1)
+    metrics.wait_aborted(server, PIPELINE, before + 1)
 
 
 @pytest.mark.parametrize("chunks", [0, 1, 5])
 def test_http_disconnect(server: TritonServer, chunks: int) -> None:
     """After `chunks` events with content. With 0 only the empty first response has come."""
     metrics.wait_empty(server, PIPELINE)
-    before = aborted(server)
+    before = metrics.aborted(server, PIPELINE)
     connection = http.client.HTTPConnection(server.host, server.http_port, timeout=10)
     body = {"text_input": "Tell me everything.", "stream": True, "sampling_parameters": json.dumps(LONG)}
     connection.request("POST", f"/v2/models/{PIPELINE}/generate_stream", json.dumps(body))
@@ -83,7 +71,7 @@ def test_http_disconnect(server: TritonServer, chunks: int) -> None:
     response.close()
     connection.close()
     assert_freed(server, time.monotonic())
-    wait_aborted(server, before + 1)
+    metrics.wait_aborted(server, PIPELINE, before + 1)
 
 
 def test_random_cancellations_leave_nothing(server: TritonServer, client: OmniClient) -> None:
@@ -94,7 +82,7 @@ def cancel_at_random(server: TritonServer, client: OmniClient, rounds: int) -> N
     """Four requests at once a round."""
     rng = random.Random()
     metrics.wait_empty(server, PIPELINE)
-    before = aborted(server)
+    before = metrics.aborted(server, PIPELINE)
     for _ in range(rounds):
         streams = []
         for _ in range(4):
@@ -106,5 +94,5 @@ def cancel_at_random(server: TritonServer, client: OmniClient, rounds: int) -> N
         for events in streams:
             events.close()
     metrics.wait_empty(server, PIPELINE)
-    wait_aborted(server, before + 4 * rounds)
+    metrics.wait_aborted(server, PIPELINE, before + 4 * rounds)
     assert client.chat("Still there?", sampling={"max_tokens": 3}).text

@@ -7,7 +7,6 @@ import json
 import random
 import socket
 import struct
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, suppress
 
@@ -315,18 +314,18 @@ def test_answers_to_a_grpc_stream_that_breaks_come_to_an_end(
     noop_server: TritonServer, opening: bytes, broken: bytes
 ) -> None:
     """Once the answer streams. At last the connection is closed in order, or reset, as chance will have it."""
-    before = aborted(noop_server)
+    before = metrics.aborted(noop_server, STREAMING)
     with socket.create_connection(("127.0.0.1", noop_server.grpc_port), 10) as connection:
         connection.sendall(PREFACE + frame(4, 0, 0, b"") + opening + frame(0, 0, 1, endless()))
         wait_for_data(connection)
         connection.sendall(broken)
         if random.random() < 0.5:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    wait_aborted(noop_server, before + 1)
+    metrics.wait_aborted(noop_server, STREAMING, before + 1, timeout=10)
 
 
 def test_answers_to_an_http_connection_that_is_reset_come_to_an_end(noop_server: TritonServer) -> None:
-    before = aborted(noop_server)
+    before = metrics.aborted(noop_server, STREAMING)
     sampling = {"chunks": 10**9, "chunk_bytes": 10}
     body = json.dumps({"text_input": "hi", "stream": True, "sampling_parameters": json.dumps(sampling)}).encode()
     head = POST.replace(b"noop_line/generate", b"noop_forward/generate_stream")
@@ -338,18 +337,7 @@ def test_answers_to_an_http_connection_that_is_reset_come_to_an_end(noop_server:
             assert piece, answer
             answer += piece
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    wait_aborted(noop_server, before + 1)
-
-
-def aborted(server: TritonServer) -> float:
-    return metrics.read(server, "omni_requests_total", pipeline=STREAMING, state="aborted")
-
-
-def wait_aborted(server: TritonServer, count: float) -> None:
-    end = time.monotonic() + 10
-    while aborted(server) < count and time.monotonic() < end:
-        time.sleep(0.05)
-    assert aborted(server) == count
+    metrics.wait_aborted(noop_server, STREAMING, before + 1, timeout=10)
 
 
 def test_streams_that_nobody_of_ours_would_send_hold_up_no_process(noop_server: TritonServer) -> None:
