@@ -1,0 +1,14 @@
+"""Wait for what comes about by itself, on another thread or in another process."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+
+def wait_until(holds: Callable[[], object], timeout: float = 10.0, period: float = 0.01) -> None:
+    """Until `holds()` is true, looked at each `period` seconds. Fails after `timeout` seconds."""
+    end = time.monotonic() + timeout
+    while not holds():
+        assert time.monotonic() < end, f"not so after {timeout:g} s"
+        time.sleep(period)
