@@ -184,6 +184,8 @@ def test_a_process_that_stalls_while_it_is_loaded_again_is_loaded_once_more(repo
 
 def test_a_killed_supervisor_takes_its_server_along_and_another_follows(repository: Path, tmp_path: Path) -> None:
     with Serving(repository, tmp_path / "log") as killed:
+        ask(killed)
+        time.sleep(1)  # a process that is making its metrics would wait for the dead server: see the next test
         family = killed.family()
         killed.process.kill()
         _, alive = psutil.wait_procs(family, timeout=20)
@@ -191,6 +193,21 @@ def test_a_killed_supervisor_takes_its_server_along_and_another_follows(reposito
     with Serving(repository, tmp_path / "again", ports=killed.ports) as serving:
         ask(serving)
         assert not regions_of(killed.process.pid)
+
+
+def test_a_process_that_outlived_its_killed_server_is_ended(repository: Path, tmp_path: Path) -> None:
+    """Stopped, it cannot notice by itself that its server is gone."""
+    with Serving(repository, tmp_path / "log") as killed:
+        stub = killed.stub("noop_line_c")
+        stub.suspend()
+        killed.process.kill()
+        psutil.wait_procs([process for process in killed.family() if process != stub], timeout=20)
+        assert stub.is_running()
+    with Serving(repository, tmp_path / "again", ports=killed.ports) as serving:
+        _, alive = psutil.wait_procs([stub], timeout=20)
+        assert not [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
+        assert "ended the process of" in serving.said()
+        ask(serving)
 
 
 @pytest.mark.alone  # 0.6 s have to be enough for Triton to hand the requests over

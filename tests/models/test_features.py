@@ -15,7 +15,7 @@ from omni_python.preprocessing.image import decode_image
 from omni_python.preprocessing.video import decode_video
 from omni_python.proto.errors import InvalidArgument
 from tests.models.tiny_model import checkpoint
-from tests.oracle.cases import CASES, MEDIA, load_case
+from tests.oracle.cases import AUDIO_TOLERANCE, CASES, MEDIA, load_case
 
 
 @cache
@@ -53,7 +53,7 @@ def test_video_patches_equal_the_oracle(name: str) -> None:
 @pytest.mark.parametrize("name", ["audio", "audio_image", "multi_turn"])
 def test_audio_features_equal_the_oracle(name: str) -> None:
     made = AudioFeatures(checkpoint())([decode_audio(data) for data in files(name, "audio")])
-    assert load_case(name).features["audio_features"].error(made.features) < 1e-6
+    assert load_case(name).features["audio_features"].error(made.features) < AUDIO_TOLERANCE
     expected = load_case(name).audio_lengths
     assert expected is not None and made.lengths.tolist() == expected.tolist()
 

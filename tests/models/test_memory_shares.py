@@ -119,7 +119,8 @@ def test_what_is_reckoned_for_a_patch_and_a_frame_is_enough(published: Any) -> N
     sound = torch.randn(128, 300, dtype=torch.bfloat16)
     took = peak(lambda: tower(sound, feature_lens=torch.tensor([300]), return_dict=True))
     reckoned = encoders._bytes_per_frame(audio, 2)
-    assert 0.5 * reckoned < took / 300 < reckoned
+    slack = 1.0 if torch.ops.mkldnn._is_mkldnn_bf16_supported() else 1.25  # else it copies to float32, as no GPU does
+    assert 0.5 * reckoned < took / 300 < slack * reckoned
 
 
 def test_a_stage_on_the_cpu_has_defaults_whatever_its_share() -> None:

@@ -19,7 +19,7 @@ from omni_python.proto.errors import InvalidArgument
 from omni_python.proto.request import AudioPart, ImagePart, Message, OmniRequest, TextPart, VideoPart
 from omni_python.proto.sampling import SamplingParams
 from tests.models.tiny_model import checkpoint
-from tests.oracle.cases import CASES, MEDIA, load_case
+from tests.oracle.cases import AUDIO_TOLERANCE, CASES, MEDIA, load_case
 
 
 @cache
@@ -45,7 +45,7 @@ def test_prompts_equal_the_oracle(name: str) -> None:
     assert made.prompt.options.voice == case.voice.lower()
     if case.audio_lengths is not None:
         assert made.audio is not None
-        assert case.features["audio_features"].error(made.audio.features) < 1e-6
+        assert case.features["audio_features"].error(made.audio.features) < AUDIO_TOLERANCE
     else:
         assert made.audio is None
     for key, grids in (("image", case.image_grids), ("video", case.video_grids)):

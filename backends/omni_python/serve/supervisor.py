@@ -21,7 +21,7 @@ from omni_python.control.stops import PERIOD as LOOK_PERIOD
 from omni_python.serve.environment import ServerSetupError
 from omni_python.serve.given_up import GivenUpStubs
 from omni_python.serve.health import ServerHealth, all_pipelines
-from omni_python.serve.leftovers import remove_leftover_regions
+from omni_python.serve.leftovers import end_leftover_stubs, remove_leftover_regions
 from omni_python.serve.orchestrators import Death, Orchestrators
 from omni_python.serve.server_options import ServerOptions
 from omni_python.serve.triton_server import ServerFailed, TritonServer
@@ -91,6 +91,8 @@ class Supervisor:
         self._gave_up = ""
 
     def run(self) -> int:
+        for model in end_leftover_stubs():
+            _say(f"ended the process of {model}, which a killed server had left")
         for name in remove_leftover_regions():
             _say(f"removed {name}, which a killed server had left in /dev/shm")
         try:

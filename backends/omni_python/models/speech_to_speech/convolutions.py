@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
@@ -11,11 +13,26 @@ from omni_python.models.loading.checkpoint import CheckpointError
 _HALF = "signed_convolutions_half"
 
 
+_VNNI = {"avx512_vnni", "avx_vnni"}
+
+
+def multiplies_signed_bytes_exactly() -> bool:
+    """Whether ONNX Runtime does on this machine. On x86 without VNNI it adds two products of bytes in 16 bits, where
+    they saturate, and what comes out is wrong by up to a tenth."""
+    flags: set[str] = set()
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("flags"):
+            flags.update(line.split())
+            break
+    return bool(flags & _VNNI)
+
+
 def with_signed_inputs(network: bytes) -> bytes:
     """The network with what `DynamicQuantizeLinear` gives to `ConvInteger` shifted from 0..255 to -128..127, its zero
     point too, so that every product of differences stays what it was.
 
-    ONNX Runtime multiplies signed bytes by unsigned ones with AVX512-VNNI or AVX-VNNI, two unsigned ones without.
+    ONNX Runtime multiplies signed bytes by unsigned ones with AVX512-VNNI or AVX-VNNI, two unsigned ones without; but
+    see `multiplies_signed_bytes_exactly`.
     Raises `CheckpointError` where the file is no ONNX network.
     """
     try:

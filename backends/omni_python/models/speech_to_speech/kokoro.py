@@ -10,6 +10,7 @@ import numpy as np
 import onnxruntime
 
 from omni_python.models.loading.checkpoint import CheckpointError, load_json
+from omni_python.models.speech_to_speech.convolutions import multiplies_signed_bytes_exactly, with_signed_inputs
 from omni_python.models.speech_to_speech.info import SAMPLE_RATE
 
 _LONGEST = 510
@@ -35,9 +36,10 @@ class Kokoro:
         # Threads that spin would take the cores from the other stages.
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         try:
-            self._session = onnxruntime.InferenceSession(
-                str(folder / "model.onnx"), options, providers=["CPUExecutionProvider"]
-            )
+            network = (folder / "model.onnx").read_bytes()
+            if multiplies_signed_bytes_exactly():
+                network = with_signed_inputs(network)
+            self._session = onnxruntime.InferenceSession(network, options, providers=["CPUExecutionProvider"])
         except Exception as error:  # of a class of its own for each of the library's errors
             raise CheckpointError(f"cannot load {folder / 'model.onnx'}: {error}") from error
         self._ids: dict[str, int] = load_json(folder, "vocabulary.json")["vocab"]

