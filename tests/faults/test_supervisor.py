@@ -199,9 +199,10 @@ def test_a_process_that_outlived_its_killed_server_is_ended(repository: Path, tm
     """Stopped, it cannot notice by itself that its server is gone."""
     with Serving(repository, tmp_path / "log") as killed:
         stub = killed.stub("noop_line_c")
+        others = [process for process in killed.family() if process != stub]
         stub.suspend()
         killed.process.kill()
-        psutil.wait_procs([process for process in killed.family() if process != stub], timeout=20)
+        psutil.wait_procs(others, timeout=20)
         assert stub.is_running()
     with Serving(repository, tmp_path / "again", ports=killed.ports) as serving:
         _, alive = psutil.wait_procs([stub], timeout=20)

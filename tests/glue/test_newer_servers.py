@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import json
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -27,6 +26,7 @@ from omni_python.proto.payload import AudioOutput, TextOutput
 from omni_python.proto.trace import Trace
 from tests.glue.fake_triton import NEW, OLD, Instance, OldResponse, Request, Response, Server
 from tests.glue.loading import glue_on
+from tests.waiting import wait_until
 
 BOTH = pytest.mark.parametrize("server", [OLD, NEW], ids=["24.10", "26.07"])
 OUTPUTS: tuple[str, ...] = ("text_output", "audio_output", "audio_sample_rate", "finish_reason", "usage")
@@ -40,13 +40,6 @@ def directory(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("OMNI_METRICS", "0")
     with tempfile.TemporaryDirectory(prefix="omni-test-") as path:
         yield Path(path)
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 # -- the hook, in whole pipelines
@@ -110,11 +103,11 @@ def test_a_pipeline_is_ready_once_all_of_its_processes_are_there(directory: Path
         served = load("a")
         assert served.not_ready() == {"a"}, "no coordinator knows of it"
         load("orchestrator")
-        wait_for(lambda: served.not_ready() == {"orchestrator"})
+        wait_until(lambda: served.not_ready() == {"orchestrator"})
         load("b")
-        wait_for(lambda: served.not_ready() == {"orchestrator"})
+        wait_until(lambda: served.not_ready() == {"orchestrator"})
         load("c")
-        wait_for(lambda: not served.not_ready())
+        wait_until(lambda: not served.not_ready())
         assert served.instances["a"].not_ready() == ""
 
 
@@ -122,20 +115,20 @@ def test_a_pipeline_is_ready_once_all_of_its_processes_are_there(directory: Path
 def test_neither_is_ready_when_a_process_leaves(directory: Path, leaving: str) -> None:
     with serving(NEW, NoopLinePipelineConfig(), directory) as load:
         served = load("orchestrator", "a", "b", "c")
-        wait_for(lambda: not served.not_ready())
+        wait_until(lambda: not served.not_ready())
         served.models[leaving]._model._process.drain(5)
-        wait_for(lambda: served.not_ready() == {"orchestrator", leaving})
+        wait_until(lambda: served.not_ready() == {"orchestrator", leaving})
         assert served.instances["orchestrator"].not_ready() == NOT_READY
 
 
 def test_a_process_that_only_ends_what_it_has_is_not_ready(directory: Path) -> None:
     with serving(NEW, NoopForwardPipelineConfig(), directory) as load:
         served = load("orchestrator", "a", "b")
-        wait_for(lambda: not served.not_ready())
+        wait_until(lambda: not served.not_ready())
         sender = served.begin(1_000_000).sender
-        wait_for(lambda: len(sender.sent) > 1)
+        wait_until(lambda: len(sender.sent) > 1)
         served.models["b"]._model._process.drain(0)
-        wait_for(lambda: served.not_ready() == {"orchestrator", "b"})
+        wait_until(lambda: served.not_ready() == {"orchestrator", "b"})
         assert not sender.ended.is_set()
         served.models["orchestrator"]._model._coordinator.drain(end=True)
         assert sender.wait()[-1].has_error()
@@ -146,18 +139,18 @@ def test_one_replica_is_enough_for_a_pipeline(directory: Path) -> None:
     stages = [stage.model_copy(update={"replicas": 2 if stage.name == "b" else 1}) for stage in config.stages]
     with serving(NEW, config.changed(stages=stages), directory) as load:
         served = load("orchestrator", "a", "b")
-        wait_for(lambda: not served.not_ready())
+        wait_until(lambda: not served.not_ready())
         served.models["b@0"]._model._process.drain(5)
-        wait_for(lambda: served.not_ready() == {"b@0"})
+        wait_until(lambda: served.not_ready() == {"b@0"})
         assert len(served.ask()) > 1
         served.models["b@1"]._model._process.drain(5)
-        wait_for(lambda: served.not_ready() == {"orchestrator", "b@0", "b@1"})
+        wait_until(lambda: served.not_ready() == {"orchestrator", "b@0", "b@1"})
 
 
 def test_a_pipeline_that_admits_nothing_more_is_not_ready(directory: Path) -> None:
     with serving(NEW, NoopForwardPipelineConfig(), directory) as load:
         served = load("orchestrator", "a", "b")
-        wait_for(lambda: not served.not_ready())
+        wait_until(lambda: not served.not_ready())
         served.models["orchestrator"]._model._coordinator.drain()
         assert served.not_ready() == {"orchestrator"}
         [refused] = served.ask()
@@ -167,7 +160,7 @@ def test_a_pipeline_that_admits_nothing_more_is_not_ready(directory: Path) -> No
 def test_a_process_whose_scheduler_cannot_go_on_is_not_ready(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with serving(NEW, NoopForwardPipelineConfig(), directory) as load:
         served = load("orchestrator", "a", "b")
-        wait_for(lambda: not served.not_ready())
+        wait_until(lambda: not served.not_ready())
         process = served.models["b"]._model._process
         stage_process = importlib.import_module("omni_python.pipeline.stage_process")
         killed: list[set[str]] = []
@@ -181,7 +174,7 @@ def test_a_process_whose_scheduler_cannot_go_on_is_not_ready(directory: Path, mo
 def test_the_answer_waits_for_no_lock(directory: Path) -> None:
     with serving(NEW, NoopForwardPipelineConfig(), directory) as load:
         served = load("orchestrator", "a", "b")
-        wait_for(lambda: not served.not_ready())
+        wait_until(lambda: not served.not_ready())
         coordinator = served.models["orchestrator"]._model._coordinator
         with coordinator._registry._changed, coordinator._requests._lock:
             assert not served.not_ready()
@@ -191,7 +184,7 @@ def test_the_answer_waits_for_no_lock(directory: Path) -> None:
 def test_an_old_server_never_asks_and_serves_alike(server: Server, directory: Path) -> None:
     with serving(server, NoopForwardPipelineConfig(), directory) as load:
         served = load("a", "b", "orchestrator")
-        wait_for(lambda: served.models["orchestrator"].is_ready())
+        wait_until(lambda: served.models["orchestrator"].is_ready())
         responses = served.ask()
         assert not served.not_ready()
         assert [instance.calls for instance in served.instances.values()] == [int(server is NEW)] * 3
@@ -207,7 +200,7 @@ def test_an_answer_that_is_traced_by_chance_names_its_trace(sample: float, direc
     config = NoopForwardPipelineConfig().changed(trace=TraceConfig(sample=sample))
     with serving(NEW, config, directory) as load:
         served = load("orchestrator", "a", "b")
-        wait_for(lambda: not served.not_ready())
+        wait_until(lambda: not served.not_ready())
         last = served.ask()[-1]
         assert isinstance(last, Response) and "trace" not in tensors(last), "the client did not ask for it"
         trace_id = json.loads(last.parameters()).get("trace_id", "")
@@ -324,8 +317,8 @@ def test_a_dead_process_is_loaded_again(server: Server, monkeypatch: pytest.Monk
         )
         reloader.start()
         reloader.recover("b", 0, 0.1)
-        wait_for(lambda: "load_model" in told or "given up" in told)
-        wait_for(lambda: not reloader._late)
+        wait_until(lambda: "load_model" in told or "given up" in told)
+        wait_until(lambda: not reloader._late)
         reloader.stop()
         reloader._thread.join()
     assert told == ["unload_model", "load_model"] and all(module.repository.loaded.values())

@@ -6,7 +6,7 @@ import contextlib
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +24,7 @@ from omni_python.proto.messages import DrainMessage, Envelope, RecordOrder, Subm
 from omni_python.proto.payload import Payload, TextOutput
 from omni_python.relay.put_off import handle
 from tests.pipeline.harness import Pipeline, Sink, request, running
+from tests.waiting import wait_until
 
 STAGES = "omni_python.models.noop.stages"
 
@@ -57,13 +58,6 @@ def directory() -> Iterator[Path]:
 def line(directory: Path) -> Iterator[Pipeline]:
     with running(NoopLinePipelineConfig(), directory) as pipeline:
         yield pipeline
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.005)
 
 
 def test_a_message_that_is_too_long_fails_its_request_and_holds_nothing(line: Pipeline) -> None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
@@ -13,6 +12,7 @@ from omni_python.proto.request import Message, OmniRequest, TextPart
 from omni_python.proto.work import IncomingMessage, OutgoingMessage
 from omni_python.scheduling.base import Scheduler
 from omni_python.scheduling.fair_queue import DirectQueue
+from tests.waiting import wait_until
 
 ENDLESS = 1_000_000_000
 
@@ -33,13 +33,6 @@ def source(made: list[OutgoingMessage]) -> Iterator[Scheduler]:
 def ask(source: Scheduler, request_id: str, **sampling: object) -> None:
     request = OmniRequest([Message("user", [TextPart("x")])], sampling=sampling, stream=True)
     source.inbox.put(IncomingMessage(request_id, "new_request", request))
-
-
-def wait_until(holds: Callable[[], bool]) -> None:
-    end = time.monotonic() + 10
-    while not holds() and time.monotonic() < end:
-        time.sleep(0.005)
-    assert holds()
 
 
 def test_each_request_has_a_chunk_in_turn(source: Scheduler, made: list[OutgoingMessage]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -15,21 +16,13 @@ _REGION = re.compile(r"(omni_(\d+)_[0-9a-f]{8})_")
 
 
 def remove_leftover_regions() -> list[str]:
-    """Remove this user's shared-memory regions of servers that are gone; returns their names.
-
-    A server counts as gone when neither its launcher nor a process with its name on the command line is there.
-    """
+    """Remove this user's shared-memory regions of servers that are gone; returns their names."""
+    regions = [region for region in sorted(SHARED_MEMORY.glob("omni_*")) if _is_mine(region)]
     removed = []
-    names = None
-    for region in sorted(SHARED_MEMORY.glob("omni_*")):
-        match = _REGION.match(region.name)
+    for name in _of_gone_servers(region.name for region in regions):
         with suppress(OSError):
-            if match is None or region.stat().st_uid != os.getuid() or Path(f"/proc/{match[2]}").exists():
-                continue
-            names = _server_names() if names is None else names
-            if match[1] not in names:
-                region.unlink()
-                removed.append(region.name)
+            (SHARED_MEMORY / name).unlink()
+            removed.append(name)
     return removed
 
 
@@ -39,21 +32,36 @@ def end_leftover_stubs() -> list[str]:
     A stub ends by itself when its server does, but not where it is stopped, or waits for the dead server's word with
     Python's lock held, as for a metric that it was making (24.10).
     """
-    ended = []
-    names = None
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
+    stubs: dict[str, tuple[int, str]] = {}  # by region
+    for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
-            arguments = path.read_bytes().decode(errors="replace").split("\0")
-            if path.stat().st_uid != os.getuid() or not arguments[0].endswith("/triton_python_backend_stub"):
-                continue
-            match = next(filter(None, map(_REGION.match, arguments)), None)
-            if match is None or Path(f"/proc/{match[2]}").exists():
-                continue
-            names = _server_names() if names is None else names
-            if match[1] not in names:
-                os.kill(int(path.parent.name), signal.SIGKILL)
-                ended.append(arguments[1])
+            words = (process / "cmdline").read_text(errors="replace").split("\0")
+            if words[0].endswith("/triton_python_backend_stub") and len(words) > 2 and _is_mine(process):
+                stubs[words[2]] = (int(process.name), words[1])  # after the program: its model, its region
+    ended = []
+    for region in _of_gone_servers(stubs):
+        pid, model = stubs[region]
+        with suppress(OSError):
+            os.kill(pid, signal.SIGKILL)
+            ended.append(model)
     return ended
+
+
+def _is_mine(path: Path) -> bool:
+    """False also where it has gone."""
+    try:
+        return path.stat().st_uid == os.getuid()
+    except OSError:
+        return False
+
+
+def _of_gone_servers(regions: Iterable[str]) -> list[str]:
+    """Those of servers of which neither the launcher nor a process with the server's name on its command line is
+    there."""
+    servers = {region: match for region in regions if (match := _REGION.match(region))}
+    orphans = {region: match[1] for region, match in servers.items() if not Path(f"/proc/{match[2]}").exists()}
+    running = _server_names() if orphans else set()  # after the launchers: a server may just have been started
+    return [region for region, server in orphans.items() if server not in running]
 
 
 def _server_names() -> set[str]:
