@@ -82,7 +82,7 @@ def test_compressed_formats(container: str, codec: str) -> None:
     peak = spectrum.argmax() * 16000 / made.size
     assert abs(peak - frequency) < 3
     # its power, not its peak: FFmpeg's AAC encoder at times makes a burst of twice the amplitude
-    assert made[4000:12000].std() == pytest.approx(0.3 / np.sqrt(2), rel=0.08)
+    assert made[4000:12000].std() == pytest.approx(0.3 / np.sqrt(2), rel=0.2)
 
 
 def test_sound_track_of_a_video() -> None:
