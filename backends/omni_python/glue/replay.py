@@ -7,6 +7,7 @@ import os
 import threading
 from typing import Any
 
+import msgspec
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
@@ -14,8 +15,8 @@ from omni_python import __version__
 from omni_python.glue.response import send_error
 from omni_python.pipeline.recording.replay import replay
 from omni_python.pipeline.stage_process import StageProcess
-from omni_python.proto.errors import Cancelled, InvalidArgument, OmniError, Unavailable, Unsupported
-from omni_python.proto.recording import ALLOW_REPLAY, MAGIC, End, Header, decode_recording, encode_frame
+from omni_python.proto.errors import InvalidArgument, OmniError, Unavailable, Unsupported
+from omni_python.proto.recording import ALLOW_REPLAY, MAGIC, End, Recording, decode_recording, encode_frame
 
 MAX_REPLAYS = 32
 """At once in a process: they go beside the coordinator's limits."""
@@ -33,41 +34,45 @@ class ReplayModel:
         self._room = threading.BoundedSemaphore(MAX_REPLAYS)
 
     def execute(self, request: Any, recording: Any) -> None:
-        """Answers `request`, whose input tensor is `recording`, on a thread of its own."""
-        sender = request.get_response_sender()
-        if not self._allowed:
-            why = "this server does not replay recordings; its operator can start it with `--allow-replay`"
-            send_error(sender, Unsupported(why))
-        elif not self._room.acquire(blocking=False):
-            send_error(sender, Unavailable(f"{MAX_REPLAYS} replays run already; try again later"))
-        else:
-            data = recording.as_numpy().tobytes()
-            threading.Thread(target=self._run, args=(sender, data), name="omni-replay", daemon=True).start()
+        """Answers `request`, whose input tensor is `recording`, on a thread of its own; what is refused, at once.
 
-    def _run(self, sender: Any, data: bytes) -> None:
+        Triton 24.10 often keeps the model for ever where another thread ends a request just as this returns: its server
+        then takes its whole exit timeout to stop. A replay's first answer keeps its thread busy for longer than that.
+        """
+        sender = request.get_response_sender()
         try:
-            self._replay(sender, data)
+            given = self._admitted(recording.as_numpy().tobytes())
+        except Exception as error:
+            send_error(sender, OmniError.of(error))
+        else:
+            threading.Thread(target=self._run, args=(sender, given), name="omni-replay", daemon=True).start()
+
+    def _admitted(self, data: bytes) -> Recording:
+        """What there is to replay, in one of the places for it."""
+        if not self._allowed:
+            raise Unsupported("this server does not replay recordings; its operator can start it with `--allow-replay`")
+        given = decode_recording(data)
+        if given.header.stage not in self._process.stages:
+            stages = ", ".join(self._process.stages)
+            raise InvalidArgument(f"model {self._model} has no stage {given.header.stage!r}; its stages are {stages}")
+        if not self._room.acquire(blocking=False):
+            raise Unavailable(f"{MAX_REPLAYS} replays run already; try again later")
+        return given
+
+    def _run(self, sender: Any, given: Recording) -> None:
+        try:
+            self._replay(sender, given)
         except Exception as error:
             if not isinstance(error, OmniError):
                 log.exception("a replay failed")
-            if not isinstance(error, Cancelled):
-                send_error(sender, OmniError.of(error))
-            else:
-                sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+            send_error(sender, OmniError.of(error))
         finally:
             self._room.release()
 
-    def _replay(self, sender: Any, data: bytes) -> None:
-        recording = decode_recording(data)
-        given = recording.header
-        stage = self._process.stages.get(given.stage)
-        if stage is None:
-            raise InvalidArgument(
-                f"model {self._model} has no stage {given.stage!r}; its stages are {', '.join(self._process.stages)}"
-            )
-        header = Header(given.pipeline, given.stage, self._model, given.request_id, given.sampling, "", __version__)
+    def _replay(self, sender: Any, given: Recording) -> None:
+        header = msgspec.structs.replace(given.header, model=self._model, created="", software=__version__)
         _send(sender, MAGIC + encode_frame(header))
-        for output in replay(stage, recording, sender.is_cancelled):
+        for output in replay(self._process.stages[given.header.stage], given, sender.is_cancelled):
             _send(sender, encode_frame(output))
         _send(sender, encode_frame(End()), pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 
