@@ -20,16 +20,18 @@ def replay(url: str, data: bytes, model: str, limit: float | None = None) -> Rec
     """
     request = _protocol.infer_request(model, {"recording": np.frombuffer(data, np.uint8)})
     pieces: list[bytes] = []
+    refused = ""
     with grpc.insecure_channel(url, options=_protocol.channel_options(url)) as channel:
         stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
         try:
+            # To the stream's end: Triton 24.10 may keep the request of a client that leaves at its last response.
             for reply in stub.ModelStreamInfer(iter((request,)), timeout=limit):
-                if reply.error_message:
-                    message = reply.error_message.rstrip(". ")
-                    raise _protocol.refusal(message) or RequestFailed(message)
+                refused = refused or reply.error_message.rstrip(". ")
                 pieces += [piece.tobytes() for piece in _protocol.infer_outputs(reply.infer_response).values()]
         except grpc.RpcError as error:
             raise _protocol.failure(error, url, bool(pieces), _answers(stub)) from None
+    if refused:
+        raise _protocol.refusal(refused) or RequestFailed(refused)
     try:
         return decode_recording(b"".join(pieces))
     except InvalidArgument as error:

@@ -34,11 +34,7 @@ class ReplayModel:
         self._room = threading.BoundedSemaphore(MAX_REPLAYS)
 
     def execute(self, request: Any, recording: Any) -> None:
-        """Answers `request`, whose input tensor is `recording`, on a thread of its own; what is refused, at once.
-
-        Triton 24.10 often keeps the model for ever where another thread ends a request just as this returns: its server
-        then takes its whole exit timeout to stop. A replay's first answer keeps its thread busy for longer than that.
-        """
+        """Answers `request`, whose input tensor is `recording`, on a thread of its own; what is refused, at once."""
         sender = request.get_response_sender()
         try:
             given = self._admitted(recording.as_numpy().tobytes())
