@@ -195,6 +195,7 @@ def test_a_killed_supervisor_takes_its_server_along_and_another_follows(reposito
         assert not regions_of(killed.process.pid)
 
 
+@pytest.mark.alone  # any server that starts ends it
 def test_a_process_that_outlived_its_killed_server_is_ended(repository: Path, tmp_path: Path) -> None:
     """Stopped, it cannot notice by itself that its server is gone."""
     with Serving(repository, tmp_path / "log") as killed:
