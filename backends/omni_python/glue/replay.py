@@ -39,7 +39,7 @@ class ReplayModel:
         try:
             given = self._admitted(recording.as_numpy().tobytes())
         except Exception as error:
-            send_error(sender, OmniError.of(error))
+            _fail(sender, error)
         else:
             threading.Thread(target=self._run, args=(sender, given), name="omni-replay", daemon=True).start()
 
@@ -59,9 +59,7 @@ class ReplayModel:
         try:
             self._replay(sender, given)
         except Exception as error:
-            if not isinstance(error, OmniError):
-                log.exception("a replay failed")
-            send_error(sender, OmniError.of(error))
+            _fail(sender, error)
         finally:
             self._room.release()
 
@@ -76,3 +74,9 @@ class ReplayModel:
 def _send(sender: Any, data: bytes, flags: int = 0) -> None:
     tensor = pb_utils.Tensor("reply", np.frombuffer(data, np.uint8))
     sender.send(pb_utils.InferenceResponse([tensor]), flags=flags)
+
+
+def _fail(sender: Any, error: Exception) -> None:
+    if not isinstance(error, OmniError):
+        log.error("a replay failed", exc_info=error)
+    send_error(sender, OmniError.of(error))
