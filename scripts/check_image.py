@@ -39,8 +39,9 @@ START_SECONDS, STOP_SECONDS = 180, 90
 
 # Starts the command, waits for its health check, asks, and stops it. Every argument is a command line for the shell.
 SERVE = """
-fail() { echo "$1; its last lines:"; tail -n 30 /tmp/log; exit 1; }
-sh -c "exec $1" >/tmp/log 2>&1 & server=$!
+log=$(mktemp)
+fail() { echo "$1; its last lines:"; tail -n 30 "$log"; exit 1; }
+sh -c "exec $1" >"$log" 2>&1 & server=$!
 for ((second = 0; ; second += 5)); do
     kill -0 $server 2>/dev/null || fail "it ended by itself"
     if sh -c "$2" 2>/dev/null; then break; fi
