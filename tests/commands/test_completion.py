@@ -31,7 +31,7 @@ def test_the_shell_takes_it(shell: str, capsys: pytest.CaptureFixture[str], tmp_
     path = script(shell, capsys, tmp_path)
     assert "shared-memory" in path.read_text()
     if shutil.which(shell) is None:
-        pytest.skip(f"{shell} is not installed; its script is not tried")
+        pytest.skip(f"{shell} is not installed; its script is not tried (`.ci/run` installs it)")
     subprocess.run([shell, "-n", str(path)], check=True)
 
 
