@@ -23,6 +23,8 @@ from omni_python.control.inbox import Inbox
 from omni_python.control.outlet import LocalOutlet
 from omni_python.proto.errors import Unavailable
 from omni_python.proto.messages import AbortMessage, ControlMessage, CreditMessage, encode_message
+from tests.descriptors import none_kept_by_each_of, open_descriptors
+from tests.waiting import wait_until
 
 Received = queue.SimpleQueue[ControlMessage]
 
@@ -252,17 +254,26 @@ def test_senders_have_their_turn_beside_one_that_floods(address: str) -> None:
     inbox.stop()
 
 
+def test_an_inbox_that_stops_closes_everything(address: str) -> None:
+    received: Received = queue.SimpleQueue()
+    with none_kept_by_each_of(10):
+        for number in range(10):
+            inbox, outlet = Inbox(address, received.put), LocalOutlet(address)
+            inbox.start()
+            outlet.send(AbortMessage(number, "hello"))
+            assert received.get(timeout=5) == AbortMessage(number, "hello")
+            inbox.stop()
+            outlet.close()
+
+
 def test_connections_that_end_are_let_go(inbox: tuple[Inbox, Received]) -> None:
-    before = len(os.listdir("/proc/self/fd"))
+    before = open_descriptors()
     for number in range(20):
         outlet = LocalOutlet(inbox[0].address)
         outlet.send(AbortMessage(number, "hello"))
         assert inbox[1].get(timeout=5) == AbortMessage(number, "hello")
         outlet.close()
-    end = time.monotonic() + 5
-    while len(os.listdir("/proc/self/fd")) > before and time.monotonic() < end:
-        time.sleep(0.01)
-    assert len(os.listdir("/proc/self/fd")) <= before
+    wait_until(lambda: open_descriptors() < before + 10)
 
 
 def test_a_process_without_file_descriptors_left_hears_those_that_it_knows(

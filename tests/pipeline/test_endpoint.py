@@ -37,6 +37,7 @@ from omni_python.proto.messages import (
 from omni_python.proto.payload import Payload
 from omni_python.proto.refs import NcclRef
 from omni_python.relay.base import RelaySettings
+from tests.descriptors import none_kept_by_each_of
 
 POOL = 4 << 20
 
@@ -78,10 +79,6 @@ def endpoint(
 def introduce(first: Endpoint, second: Endpoint) -> None:
     first.connect(second.epoch, second.address, second.carrier.site)
     second.connect(first.epoch, first.address, first.carrier.site)
-
-
-def descriptors() -> int:
-    return len(os.listdir("/proc/self/fd"))
 
 
 def threads(name: str) -> list[threading.Thread]:
@@ -222,22 +219,33 @@ def test_a_peer_is_reconnected_without_holding_up_others(
 
 def test_an_endpoint_that_cannot_be_made_leaves_nothing(directory: Path, place: NetworkPlace) -> None:
     place = replace(place, address="192.0.2.1")
-    gc.collect()
-    before = descriptors()
-    for _ in range(3):
-        with pytest.raises(OmniError, match="no address of this machine"):
-            Endpoint(directory, lambda message: None, RelaySettings("shm", POOL), place=place)
-        with pytest.raises(OmniError, match="cannot listen"):
-            Endpoint(directory, lambda message: None, RelaySettings("shm", POOL), str(directory / "missing" / "socket"))
-    gc.collect()
-    assert descriptors() == before
+    missing = str(directory / "missing" / "socket")
+    with none_kept_by_each_of(20):
+        for _ in range(20):
+            with pytest.raises(OmniError, match="no address of this machine"):
+                Endpoint(directory, lambda message: None, RelaySettings("shm", POOL), place=place)
+    with none_kept_by_each_of(20):
+        for _ in range(20):
+            with pytest.raises(OmniError, match="cannot listen"):
+                Endpoint(directory, lambda message: None, RelaySettings("shm", POOL), missing)
     assert list(directory.iterdir()) == []
 
 
 def test_an_endpoint_stops_while_others_send_to_it(directory: Path) -> None:
     """Peers that flood it, and one that has sent half a message: no thread, descriptor or socket is left."""
-    gc.collect()
-    before = descriptors(), sorted(thread.name for thread in threading.enumerate())
+    running = our_threads()
+    with none_kept_by_each_of(6):
+        for _ in range(6):
+            stop_amid_a_flood(directory)
+    assert our_threads() == running
+    assert list(directory.iterdir()) == []
+
+
+def our_threads() -> list[str]:
+    return sorted(thread.name for thread in threading.enumerate() if thread.name.startswith("omni-"))
+
+
+def stop_amid_a_flood(directory: Path) -> None:
     stop = threading.Event()
     heard = threading.Semaphore(0)
     with endpoint(directory, lambda message: None) as sender, socket.socket(socket.AF_UNIX) as half:
@@ -259,5 +267,3 @@ def test_an_endpoint_stops_while_others_send_to_it(directory: Path) -> None:
         for thread in flooding:
             thread.join(10)
             assert not thread.is_alive()
-    assert (descriptors(), sorted(thread.name for thread in threading.enumerate())) == before
-    assert list(directory.iterdir()) == []

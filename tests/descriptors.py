@@ -1,0 +1,25 @@
+"""How many file descriptors this process holds, and whether what a test does over and over keeps some."""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+def open_descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+@contextmanager
+def none_kept_by_each_of(rounds: int) -> Iterator[None]:
+    """Fails where the body, which does `rounds` times the same, ends with a descriptor more for each time.
+
+    A few more or less are other tests' doing: their libraries' threads go on in this process.
+    """
+    gc.collect()  # what other tests have left would be closed meanwhile
+    before = open_descriptors()
+    yield
+    gc.collect()
+    assert (more := open_descriptors() - before) < rounds / 2, f"{more} more after {rounds} times"
