@@ -94,7 +94,7 @@ def no_leaks() -> LeakCheck:
 def _no_leaks() -> Iterator[None]:
     processes, regions = _children(), _regions()
     yield
-    _, alive = psutil.wait_procs(_children() - processes, timeout=2)
+    _, alive = psutil.wait_procs(_children() - processes, timeout=10)
     assert not alive, f"still running: {[process.cmdline() for process in alive]}"
     assert not (left := _regions() - regions), f"left in /dev/shm: {sorted(left)}"
 

@@ -32,7 +32,7 @@ def test_deaths_are_seen_at_once_and_once() -> None:
         first.kill()
         start = time.monotonic()
         assert wait_for(watch, 5) == [1]
-        assert time.monotonic() - start < 1
+        assert time.monotonic() - start < 3
         assert wait_for(watch, 0.3) == []
         watch.forget(2)
         second.kill()

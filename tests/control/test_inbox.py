@@ -201,7 +201,7 @@ def test_a_reader_that_dies_takes_what_waits_with_it(address: str) -> None:
     while received.empty() and time.monotonic() < end:  # until the flusher has seen that the first is gone
         outlet.send(last)
         time.sleep(0.01)
-    assert received.get(timeout=1) == last
+    assert received.get(timeout=10) == last
     outlet.close()
     inbox.stop()
 

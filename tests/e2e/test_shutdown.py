@@ -49,7 +49,7 @@ def test_nothing_is_left(tmp_path: Path, no_leaks: LeakCheck, busy: bool) -> Non
                 thread.join()
             assert answers == ['{"nbytes":7,"last":6}'] * 3, "SIGTERM lets requests in flight end"
         client.close()
-    _, alive = psutil.wait_procs(stubs, timeout=2)
+    _, alive = psutil.wait_procs(stubs, timeout=10)
     assert not [stub for stub in alive if stub.status() != psutil.STATUS_ZOMBIE]
     assert socket_directories(server) == []
 

@@ -217,4 +217,4 @@ def test_a_crash_loop_is_given_up_with_its_reason(tmp_path: Path) -> None:
                 client.chat("x")
             message = str(failed.value)
         assert "process b of noop_line: it died 6 times within 300 s and is not restarted again" in message
-        assert time.monotonic() - start < 1
+        assert time.monotonic() - start < 5, "it has waited for a stage that nobody brings back"

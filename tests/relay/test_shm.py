@@ -185,7 +185,7 @@ def test_the_end_of_a_request_ends_its_wait(pair: Pair) -> None:
     start = time.monotonic()
     with pytest.raises(Cancelled, match="ended while it waited"):
         pair.put(250_000, timeout=20, request_id="ended")
-    assert time.monotonic() - start < 0.4
+    assert time.monotonic() - start < 5
     pair.sender.cleanup("ended")
     pair.sender.credit(1, READER)
     assert pair.put(250_000, request_id="ended"), "the end of a wait is not kept for later ones"
@@ -297,7 +297,7 @@ def test_two_processes_and_a_killed_sender() -> None:
         assert np.array_equal(views[0], expected[0])
         del views[0]
         gc.collect()
-        epoch, relay, generation = credits.get(timeout=1)
+        epoch, relay, generation = credits.get(timeout=10)
         assert (epoch, relay) == (5, "shm")
         child.stdin.write(f"{generation}\n")
         child.stdin.flush()
