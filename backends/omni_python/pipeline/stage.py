@@ -285,9 +285,7 @@ class Stage:
         outlet.check_inputs(spec.name, request_id)
         outlet.finished(spec.name, request_id)
         if spec.terminal:
-            timings = outlet.timings(request_id)
-            if self._close(request_id):
-                outlet.send_result(spec.name, request_id, output, timings)
+            self._send_result(request_id, output)
             return
         done_targets = spec.stream_done_targets(request_id, output)
         targets = spec.targets(request_id, output)
@@ -303,6 +301,20 @@ class Stage:
             part = project(output) if project else output
             self._send(target, request_id, partial(outlet.send_payload, spec.name, target, request_id, part))
         self._close(request_id)
+
+    def _send_result(self, request_id: str, output: Payload) -> None:
+        """To the client. The request is over before that, so that nothing is held for a client that has its answer;
+        `fail`, which leaves alone what is over, would not tell of a result that cannot be sent."""
+        name, timings = self.spec.name, self._outlet.timings(request_id)
+        try:
+            if self._close(request_id):
+                self._outlet.send_result(name, request_id, output, timings)
+        except Exception as error:
+            is_ours, failure = isinstance(error, OmniError), OmniError.of(error)
+            log.warning("stage %s could not send a result (%s): %s", name, request_id, failure, exc_info=not is_ours)
+            with self._lock:
+                self.counts.ended(request_id, failure.code, was_open=False)
+            self._outlet.send_failure(name, request_id, failure)
 
     def _send(self, target: str, request_id: str, send: Callable[[float], None]) -> None:
         """`send(deadline)`, unless the target was lost before."""
