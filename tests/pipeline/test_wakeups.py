@@ -20,8 +20,9 @@ from omni_python.pipeline.answers import REST, SENDS_A_TURN, AnswerThreads
 from omni_python.pipeline.deadlines import DeadlineWatch
 from omni_python.pipeline.watcher import LOOKS
 from omni_python.proto.errors import Cancelled
-from omni_python.proto.payload import AudioOutput, TextOutput
+from omni_python.proto.payload import AudioOutput, Payload, TextOutput
 from tests.pipeline.harness import Sink, running
+from tests.waiting import wait_until
 
 
 def test_answers_keep_their_order_and_take_short_turns() -> None:
@@ -146,6 +147,38 @@ def test_a_client_gets_no_crowd_of_small_responses() -> None:
     threads.put_chunk("b", sink, TextOutput("before the end"))
     threads.stop()
     assert got(sink) == ("chunk", TextOutput("before the end"))
+
+
+def test_what_was_put_before_the_stop_is_sent() -> None:
+    """More than a turn's worth of two requests, and a chunk that would rest."""
+    sent: queue.SimpleQueue[str] = queue.SimpleQueue()
+    busy, go = threading.Event(), threading.Event()
+
+    class Held(Sink):
+        def chunk(self, payload: Payload) -> None:
+            busy.set()
+            assert go.wait(20)
+            assert isinstance(payload, TextOutput)
+            sent.put(payload.text)
+
+    threads = AnswerThreads(1, clock=lambda: 100.0)  # no rest ends by itself
+    threads.start()
+    sink = Held()
+    threads.put_chunk("a", sink, TextOutput("chunk 1"))
+    assert busy.wait(10)
+    numbers = range(SENDS_A_TURN + 3)
+    for request_id in "bc":
+        for number in numbers:
+            threads.put(request_id, partial(sent.put, f"{request_id} {number}"))
+    threads.put_chunk("a", sink, TextOutput("chunk 2"))
+    stop = threading.Thread(target=threads.stop)
+    stop.start()
+    wait_until(lambda: threads._turns._any.qsize() == 3, period=0.001)  # the two turns, and the thread's end
+    go.set()
+    found = [sent.get(timeout=10) for _ in range(2 + 2 * len(numbers))]
+    stop.join(10)
+    assert sorted(found) == sorted(["chunk 1", "chunk 2", *(f"{name} {number}" for name in "bc" for number in numbers)])
+    assert [text for text in found if text[0] == "b"] == [f"b {number}" for number in numbers], "in order"
 
 
 def test_a_send_that_fails_holds_up_nothing() -> None:

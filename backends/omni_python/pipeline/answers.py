@@ -107,6 +107,7 @@ class AnswerThreads:
         self._lines: dict[str, _Line] = {}
         self._lock = threading.Lock()
         self._threads: list[threading.Thread] = []
+        self._is_stopping = False
         self._sent = 0
         self._seen = (0, 0.0)  # how many were sent, and when that was first seen
 
@@ -115,7 +116,10 @@ class AnswerThreads:
             self._add_thread()
 
     def stop(self) -> None:
-        """Send what is queued, then end."""
+        """Send what is queued, then end. From now on a thread sends a line whole, without a rest and without turns for
+        others: what it would put back would stand behind the threads' ends."""
+        with self._lock:
+            self._is_stopping = True
         self._look_at_lines(math.inf)
         for _ in self._threads:
             self._turns.end_one()
@@ -194,10 +198,10 @@ class AnswerThreads:
             sent += 1
             with self._lock:
                 self._sent += 1
-                if line.rests(self._clock()):
+                if line.rests(math.inf if self._is_stopping else self._clock()):
                     line.has_turn = False
                     return True
-                if sent >= SENDS_A_TURN and not self._turns.empty():
+                if sent >= SENDS_A_TURN and not self._is_stopping and not self._turns.empty():
                     self._turns.put(request_id)
                     return True
                 send = line.take()
