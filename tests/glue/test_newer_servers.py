@@ -176,7 +176,7 @@ def test_the_answer_waits_for_no_lock(directory: Path) -> None:
         served = load("orchestrator", "a", "b")
         wait_until(lambda: not served.not_ready())
         coordinator = served.models["orchestrator"]._model._coordinator
-        with coordinator._registry._changed, coordinator._requests._lock:
+        with coordinator._registry._lock, coordinator._requests._lock:
             assert not served.not_ready()
 
 

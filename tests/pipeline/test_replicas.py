@@ -48,7 +48,7 @@ def wait_registered(pipeline: Pipeline) -> None:
     registry = pipeline.coordinator._registry
 
     def ready() -> int:
-        with registry._changed:
+        with registry._lock:
             return sum(len(registry._ready(process)) for process in pipeline.coordinator.spec.stages)
 
     while ready() < len(pipeline.processes):

@@ -91,7 +91,12 @@ class Coordinator:
         )
         self._registry = self._members.registry
         self._profiles = ProfileControl(spec, self._registry, self._endpoint)
-        self._requests = Requests(self.limits, lambda trace: self.traces.begin(trace), self._members.wake)
+        self._requests = Requests(
+            self.limits,
+            lambda trace: self.traces.begin(trace),
+            self._members.wake,
+            lambda request: self._submitter.withdraw(request),
+        )
         self.finished = self._requests.finished
         """Requests by final state."""
         self._submitter = Submitter(
@@ -243,6 +248,7 @@ class Coordinator:
     # -- watching thread
 
     def _relieve(self) -> None:
+        self._submitter.look_at_waiting()
         self._answers.relieve()
         self._endpoint.direct.relieve()
 

@@ -40,7 +40,7 @@ class Registry:
         self._turns: dict[int, int] = {}  # epoch -> when it was last chosen
         self._known_ready: dict[str, list[Peer]] = {}  # process -> its replicas that can serve, as far as worked out
         self._clock = itertools.count(1)
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
         self.version = 1
 
     def register(self, message: RegisterMessage) -> tuple[Peer | None, Peer | None]:
@@ -53,14 +53,13 @@ class Registry:
         if not 0 <= message.replica < self._replicas[message.process]:
             raise ValueError(f"process {message.process} has no replica {message.replica}")
         key = message.process, message.replica
-        with self._changed:
+        with self._lock:
             before = self._peers.get(key)
             seen = message.view[1] if message.view[0] == self._epoch else 0
             if before is not None and before.epoch == message.epoch:
                 if self._seen.get(message.epoch) != seen:
                     self._seen[message.epoch] = seen
                     self._known_ready.clear()
-                    self._changed.notify_all()
                 return None, None
             self.version += 1
             peer = Peer(
@@ -82,19 +81,18 @@ class Registry:
 
     def retire(self, epoch: int) -> None:
         """Choose this process for nothing new; what it has goes on."""
-        with self._changed:
+        with self._lock:
             self._retired.add(epoch)
             self._known_ready.clear()
 
     def remove(self, epoch: int) -> Peer | None:
         """A process is gone."""
-        with self._changed:
+        with self._lock:
             for key, peer in self._peers.items():
                 if peer.epoch == epoch:
                     del self._peers[key]
                     self._forget(epoch)
                     self.version += 1
-                    self._changed.notify_all()
                     return peer
         return None
 
@@ -106,12 +104,12 @@ class Registry:
         return self._by_epoch.get(epoch)
 
     def peers(self) -> list[Peer]:
-        with self._changed:
+        with self._lock:
             return list(self._peers.values())
 
     def serves(self, process: str) -> bool:
         """Whether a replica of the process takes new requests, or will as soon as all know of it."""
-        with self._changed:
+        with self._lock:
             return any(peer.epoch not in self._retired for peer in self._of(process))
 
     def serves_all(self) -> bool:
@@ -125,21 +123,20 @@ class Registry:
 
     # -- replicas of a request
 
-    def choose(self, processes: Collection[str], timeout: float) -> Route | None:
-        """The least loaded replica of each of `processes`, in turns among equals; each counts one request more.
+    def can_serve(self, processes: Collection[str]) -> bool:
+        """Whether `choose` would find a replica of each."""
+        with self._lock:
+            return all(map(self._ready, processes))
 
-        Waits up to `timeout` seconds for processes of which no replica can serve; None if that was not enough.
-        """
-        with self._changed:
-            chosen = self._choose(processes)
-            if chosen is None and timeout > 0:
-                self._changed.wait_for(lambda: all(map(self._ready, processes)), timeout)
-                chosen = self._choose(processes)
-            return chosen
+    def choose(self, processes: Collection[str]) -> Route | None:
+        """The least loaded replica of each of `processes`, in turns among equals; each counts one request more. None if
+        there is one of which no replica can serve."""
+        with self._lock:
+            return self._choose(processes)
 
     def release(self, route: Route) -> None:
         """The request of this route is over."""
-        with self._changed:
+        with self._lock:
             for epoch in route:
                 load = self._loads.pop(epoch, 1) - 1
                 if load:
@@ -158,7 +155,7 @@ class Registry:
 
     def loads(self) -> list[ReplicaLoad]:
         """Every replica that the pipeline has, also those that are not there now."""
-        with self._changed:
+        with self._lock:
             by_replica = {key: self._loads.get(peer.epoch, 0) for key, peer in self._peers.items()}
         return [
             ReplicaLoad(process, replica, by_replica.get((process, replica), 0))

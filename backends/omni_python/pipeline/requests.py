@@ -47,6 +47,7 @@ class Request:
     timings: dict[str, StageTiming] = field(default_factory=dict)  # by stage, relative to the admission
     trace: RequestTrace | None = None
     is_answered: bool = False  # in part, by other threads, behind which the rest has to wait
+    grace_ends: float = 0.0  # until when it waits for processes, where it has to
 
     @property
     def left(self) -> frozenset[str]:
@@ -58,10 +59,16 @@ class Requests:
     """Those that have not ended. Thread-safe.
 
     `begin(trace)` is called for each that is traced, before anything can end it; `wake()` when one comes while the
-    watcher dozes.
+    watcher dozes; `withdraw(request)` for each that ends before it was given to processes, and must take no lock.
     """
 
-    def __init__(self, limits: Limits, begin: Callable[[RequestTrace], None], wake: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        limits: Limits,
+        begin: Callable[[RequestTrace], None],
+        wake: Callable[[], None],
+        withdraw: Callable[[Request], None],
+    ) -> None:
         self.finished = dict.fromkeys((RequestState.COMPLETED, RequestState.FAILED, RequestState.ABORTED), 0)
         """Requests by final state."""
         self.closed = False
@@ -70,6 +77,7 @@ class Requests:
         self._admission: Admission[Request] = Admission(limits.max_in_flight, limits.max_queued)
         self._begin = begin
         self._wake = wake
+        self._withdraw = withdraw
         self._is_watcher_dozing = False
         self._lock = threading.Lock()
 
@@ -135,4 +143,7 @@ class Requests:
                 return None
             request.state = state
             self.finished[state] += 1
+            if request.payload is not None:  # which may be large, and whoever waits with it may wait for long yet
+                request.payload = None
+                self._withdraw(request)
             return self._admission.release(request.id, state is RequestState.COMPLETED, late)

@@ -1,4 +1,4 @@
-"""The threads that bring requests on their way: each may have to wait for stage processes, or for room in the relay."""
+"""The threads that bring requests on their way: each may have to wait for room in the relay."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ class SubmitThreads(Generic[T]):
 
     def __init__(self, count: int, submit: Callable[[T], None]) -> None:
         self._submit = submit
-        self._requests: queue.SimpleQueue[T | None] = queue.SimpleQueue()
+        self._requests: dict[str, T] = {}  # by id
+        self._ids: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         self._threads = [threading.Thread(target=self._run, name="omni-submit", daemon=True) for _ in range(count)]
 
     def start(self) -> None:
@@ -26,12 +27,17 @@ class SubmitThreads(Generic[T]):
 
     def stop(self) -> None:
         for _ in self._threads:
-            self._requests.put(None)
+            self._ids.put(None)
         for thread in self._threads:
             thread.join(STOP_TIMEOUT)
 
-    def put(self, request: T) -> None:
-        self._requests.put(request)
+    def put(self, request_id: str, request: T) -> None:
+        self._requests[request_id] = request
+        self._ids.put(request_id)
+
+    def discard(self, request_id: str) -> None:
+        """Let go of a request that no thread has taken yet."""
+        self._requests.pop(request_id, None)
 
     def _run(self) -> None:
         while self._submit_next():
@@ -39,8 +45,10 @@ class SubmitThreads(Generic[T]):
 
     def _submit_next(self) -> bool:
         """A call of its own, so that nothing of a request is held while waiting for the next."""
-        request = self._requests.get()
-        if request is None:
+        request_id = self._ids.get()
+        if request_id is None:
             return False
-        self._submit(request)
+        request = self._requests.pop(request_id, None)
+        if request is not None:
+            self._submit(request)
         return True

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from omni_python.pipeline.endpoint import Endpoint
 from omni_python.pipeline.members import Members
-from omni_python.pipeline.requests import Request, Requests
+from omni_python.pipeline.requests import Request, Requests, RequestState
 from omni_python.pipeline.spec import Limits, PipelineSpec
 from omni_python.pipeline.stats.edges import EdgeStats
 from omni_python.pipeline.submission import SubmitThreads
@@ -22,7 +22,11 @@ log = logging.getLogger(__name__)
 
 
 class Submitter:
-    """Any thread. `fail(request, error)` is called for those that cannot be submitted."""
+    """Any thread. `fail(request, error)` is called for those that cannot be submitted.
+
+    Requests whose processes are not there (yet, or again) are set aside for their grace: on a submit thread they would
+    hold up those whose processes are.
+    """
 
     def __init__(
         self,
@@ -44,7 +48,8 @@ class Submitter:
         self._requests = requests
         self._fail = fail
         self._counting = threading.Lock()
-        self._threads = SubmitThreads(limits.submit_threads, self._submit)
+        self._threads = SubmitThreads(limits.submit_threads, self._take)
+        self._aside: dict[str, Request] = {}  # by id: those that wait for processes
 
     def start(self) -> None:
         self._threads.start()
@@ -56,37 +61,63 @@ class Submitter:
         """Submit an admitted request, on another thread where that may have to wait: for processes, or for room in the
         relay. Else waking one costs more than it spares."""
         may_wait = has_media or self._members.refusal(request.processes) is not None
-        route = None if may_wait else self._registry.choose(request.processes, 0.0)
+        route = None if may_wait else self._registry.choose(request.processes)
         if route is None:
-            self._threads.put(request)
+            self.submit_later(request)
         else:
             self._submit(request, route)
 
     def submit_later(self, request: Request) -> None:
         """On another thread, in any case."""
-        self._threads.put(request)
+        request.grace_ends = time.monotonic() + self._grace
+        self._threads.put(request.id, request)
 
-    def _submit(self, request: Request, route: Route | None = None) -> None:
+    def withdraw(self, request: Request) -> None:
+        """A request has ended: let go of it, wherever it waits."""
+        self._threads.discard(request.id)
+        self._aside.pop(request.id, None)
+
+    def look_at_waiting(self) -> None:
+        """Go on with those set aside whose processes are there now, and fail those whose grace is over. To be called
+        again and again: nobody tells of processes that have come."""
+        now = time.monotonic()
+        are_there: dict[frozenset[str], bool] = {}
+        for request in list(self._aside.values()):
+            if request.processes not in are_there:
+                are_there[request.processes] = self._registry.can_serve(request.processes)
+            if are_there[request.processes]:
+                self._aside.pop(request.id, None)
+                self._threads.put(request.id, request)
+            elif now >= request.grace_ends or request.state is not RequestState.PENDING:
+                self._aside.pop(request.id, None)
+                self._fail(request, self._not_running(request))
+
+    def _not_running(self, request: Request) -> Unavailable:
+        missing = ", ".join(self._registry.missing(request.processes)) or "none, but not all know of the others"
+        return Unavailable(f"processes of pipeline {self._spec.name} that are not running: {missing}")
+
+    def _take(self, request: Request) -> None:
+        """On a submit thread."""
+        if request.state is not RequestState.PENDING:
+            return
+        if (refusal := self._members.refusal(request.processes)) is not None:
+            self._fail(request, refusal)
+        elif (route := self._registry.choose(request.processes)) is not None:
+            self._submit(request, route)
+        else:
+            self._aside[request.id] = request
+
+    def _submit(self, request: Request, route: Route) -> None:
         try:
             if request.trace is not None:
                 request.trace.begins()
-            payload = self._assign(request, self._choose(request) if route is None else route)
+            payload = self._assign(request, route)
             if payload is not None:
                 self._send(request, payload)
         except Exception as error:
             if not isinstance(error, OmniError):
                 log.error("request %s could not be submitted", request.id, exc_info=error)
             self._fail(request, OmniError.of(error))
-
-    def _choose(self, request: Request) -> Route:
-        """The replicas that are to serve a request; waits for those that are not there."""
-        if (refusal := self._members.refusal(request.processes)) is not None:
-            raise refusal
-        route = self._registry.choose(request.processes, self._grace)
-        if route is None:
-            missing = ", ".join(self._registry.missing(request.processes)) or "none, but not all know of the others"
-            raise Unavailable(f"processes of pipeline {self._spec.name} that are not running: {missing}")
-        return route
 
     def _assign(self, request: Request, route: Route) -> OmniRequest | None:
         payload = self._requests.assign(request, route)
