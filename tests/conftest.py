@@ -16,6 +16,7 @@ from typing import Any
 
 import psutil
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.servers import noop_server, tiny_checkpoint, tiny_server
 
@@ -23,6 +24,10 @@ __all__ = ["noop_server", "tiny_checkpoint", "tiny_server"]
 
 # A background job inherits SIGINT ignored, and so would what tests start and interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# A machine that holds up a thread for a second is no failure of the example at hand.
+settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("patient")
 
 LeakCheck = Callable[[], AbstractContextManager[None]]
 

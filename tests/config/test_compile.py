@@ -195,7 +195,7 @@ def test_folders_of_others_are_never_overwritten(tmp_path: Path) -> None:
 
 
 @given(pipelines())
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_texts_read_back(config: PipelineConfig) -> None:
     for model in model_configs(resolve_topology(config)):
         text = config_text(model)

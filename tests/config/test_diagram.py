@@ -77,7 +77,7 @@ def test_the_known_pipelines_are_drawn_in_full(config: PipelineConfig) -> None:
 
 
 @given(pipelines())
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_any_pipeline_fits(config: PipelineConfig) -> None:
     lines = draw(config)
     assert lines == draw(config)

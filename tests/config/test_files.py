@@ -15,7 +15,7 @@ from tests.config.pipelines import pipelines
 
 
 @given(pipelines())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_every_pipeline_comes_back(config: PipelineConfig) -> None:
     text = dump_pipeline(config)
     read = parse_pipeline(text, "text")

@@ -19,7 +19,7 @@ from tests.config.pipelines import pipelines
         lambda n: st.lists(st.lists(st.integers(0, 2), min_size=n, max_size=n), min_size=n, max_size=n)
     )
 )
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_random_graphs(kinds: list[list[int]]) -> None:
     """kinds[i][j]: 0 no edge, 1 a result, 2 a stream from stage i to stage j; stages without results are terminal."""
     n = len(kinds)
@@ -92,7 +92,7 @@ def test_ranks_of_a_tensor_parallel_stage() -> None:
 
 
 @given(pipelines())
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_topology_covers_every_stage_and_edge_once(config: PipelineConfig) -> None:
     topology = resolve_topology(config)
     assert sorted(name for group in topology.groups for name in group.stages) == sorted(s.name for s in config.stages)

@@ -82,7 +82,7 @@ ends = st.one_of(
 streams = st.builds(lambda parts, end: b"".join(parts) + end, st.lists(frames, max_size=6), ends)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=60, suppress_health_check=list(HealthCheck))
 @given(st.data(), st.lists(streams, min_size=1, max_size=4))
 def test_whatever_the_cuts_whole_messages_arrive_in_order(data: st.DataObject, rests: list[bytes]) -> None:
     """Several connections are used in turn, a part of a stream at a time, and closed at its end or left open."""
@@ -188,7 +188,7 @@ def test_what_is_too_long_fails_at_its_sender_and_others_are_heard(listening: tu
     outlet.close()
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=30, suppress_health_check=list(HealthCheck))
 @given(st.lists(st.integers(0, 60_000), min_size=1, max_size=30), st.lists(st.integers(0, 100_000), max_size=6))
 def test_readers_that_go_at_any_byte_tear_no_message(sizes: list[int], reads: list[int]) -> None:
     """A reader of `reads` bytes after the other, each of its own connection, and then one that reads to the end: what

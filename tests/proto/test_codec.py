@@ -91,7 +91,7 @@ def test_strided_and_conjugated_tensors_are_sent_by_value() -> None:
         assert received is not None and torch.equal(received, sent)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     st.text(), st.binary(max_size=300), st.floats(allow_nan=False), st.booleans(),
     st.lists(st.integers(0, 40), max_size=5), st.one_of(st.none(), st.integers(-(2**63), 2**63 - 1), st.text()),
@@ -177,7 +177,7 @@ def test_too_much_for_a_message_is_refused_by_its_sender() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:The given NumPy array is not writable")
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(st.data())
 def test_truncated_or_damaged_messages_never_do_more_than_fail(data: st.DataObject) -> None:
     encoded = EncodedPayload(Everything(tensor=torch.arange(9), text="x" * 20, listed=[Inner("a", torch.ones(3))]))

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from omni_python.proto.codec import MAX_TENSORS, CodecError, EncodedPayload, PayloadDecoder
@@ -78,7 +78,7 @@ payloads = st.tuples(
 )
 
 
-@settings(deadline=None, max_examples=400, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=400)
 @given(payloads, st.data())
 def test_hostile_nests_are_payloads_or_refused(value: Any, data: st.DataObject) -> None:
     body = msgspec.msgpack.encode(value)
@@ -86,13 +86,13 @@ def test_hostile_nests_are_payloads_or_refused(value: Any, data: st.DataObject) 
     decode(body[: data.draw(st.integers(0, len(body)))])
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(st.binary(max_size=300))
 def test_any_bytes_are_a_payload_or_refused(body: bytes) -> None:
     decode(body)
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(st.integers(0, 17), st.lists(st.integers(0, 70), max_size=4), st.integers(0, 80).map(lambda n: n * 64))
 def test_what_is_accepted_lies_inside_its_buffer(dtype: int, shape: list[int], offset: int) -> None:
     """With the byte count that fits, whatever the rest says."""
@@ -160,7 +160,7 @@ def test_a_payload_that_holds_itself_is_refused_by_its_sender() -> None:
         EncodedPayload(Hostile(node))
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(
     st.one_of(
         st.binary(max_size=200), values.map(msgspec.msgpack.encode), st.sampled_from([b"", b"\xc1", b"\x91" * 9999])

@@ -72,7 +72,7 @@ def test_references_beyond_their_bounds_are_refused(ref: object) -> None:
         decode_message(msgspec.msgpack.encode(raw))
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(st.data())
 def test_damaged_messages_never_do_more_than_fail(data: st.DataObject) -> None:
     frame = bytearray(encode(message(data.draw(st.sampled_from(REFS)))))

@@ -106,7 +106,7 @@ STEPS = st.lists(
 
 
 @given(STEPS, st.booleans())
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_spans_cover_everything_and_are_bounded(steps: list[Step], result: bool) -> None:
     clock = Clock()
     with pytest.MonkeyPatch.context() as patch:
