@@ -116,8 +116,8 @@ class Members:
         """A process's model is being unloaded: it gets nothing new, and goes once nothing needs it."""
         peer = self.registry.peer(epoch)
         if peer is not None:
+            self.registry.retire(epoch)  # first: `dismiss` on another thread must find none that can still be chosen
             self._leaving[epoch] = peer
-            self.registry.retire(epoch)
             self.give_up(peer.process, peer.replica, "its model is being unloaded")
             self.dismiss()
 
@@ -176,7 +176,7 @@ class Members:
             self._kill(epoch, STOPPED)
         held_up, self._checked = now - self._checked, now
         if held_up > HELD_UP:  # this process was: nobody's heartbeats could be heard meanwhile
-            self._heard = {epoch: heard + held_up for epoch, heard in self._heard.items()}
+            self._heard = {epoch: heard + held_up for epoch, heard in list(self._heard.items())}
         for epoch, due in list(self._broken_links.items()):
             if now > due:
                 del self._broken_links[epoch]
