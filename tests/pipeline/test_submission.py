@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from omni_python.config.schema import PipelineConfig, StageConfig
+from omni_python.models.noop.config import NoopLinePipelineConfig
 from omni_python.models.noop.payloads import Block
 from omni_python.pipeline.requests import RequestState
 from omni_python.pipeline.spec import Limits
@@ -155,3 +156,23 @@ def test_one_that_ends_while_it_is_set_aside_is_let_go_of() -> None:
             sink.wait()
         submitter._aside[request_id] = request
         wait_until(lambda: not submitter._aside)
+
+
+def test_a_process_that_dies_once_it_is_chosen_fails_the_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever is sent to it before the others know is lost without a word."""
+    with (
+        tempfile.TemporaryDirectory(prefix="omni-test-") as path,
+        running(NoopLinePipelineConfig(), Path(path)) as pipeline,
+    ):
+        pipeline.submit()[1].wait()
+        coordinator, lost = pipeline.coordinator, pipeline.processes.pop("c")
+
+        def assign(*given: Any, assign: Any = coordinator._requests.assign) -> Any:
+            lost.stop()
+            coordinator._members.lose(lost._endpoint.epoch, "died")
+            return assign(*given)
+
+        monkeypatch.setattr(coordinator._requests, "assign", assign)
+        with pytest.raises(Unavailable, match="noop_line that are gone: c$"):
+            pipeline.submit(deadline=LONG)[1].wait(30)
+        pipeline.wait_empty()

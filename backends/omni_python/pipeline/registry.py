@@ -146,12 +146,15 @@ class Registry:
         return epoch not in self._loads
 
     def runs(self, route: Route, stage: str) -> Peer | None:
-        """The process of a route that runs a stage; None if it is gone."""
+        """The process of a route that runs a stage; None if one of the route's processes is gone, whichever."""
+        found = None
         for epoch in route:
             peer = self._by_epoch.get(epoch)
-            if peer is not None and stage in peer.stages:
-                return peer
-        return None
+            if peer is None:
+                return None
+            if stage in peer.stages:
+                found = peer
+        return found
 
     def loads(self) -> list[ReplicaLoad]:
         """Every replica that the pipeline has, also those that are not there now."""

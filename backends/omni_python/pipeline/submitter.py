@@ -119,6 +119,12 @@ class Submitter:
                 log.error("request %s could not be submitted", request.id, exc_info=error)
             self._fail(request, OmniError.of(error))
 
+    def _gone(self, request: Request) -> Unavailable:
+        """A route has a replica of each of the request's processes, in their order."""
+        names = sorted(request.processes)
+        gone = [name for name, epoch in zip(names, request.route, strict=True) if self._registry.peer(epoch) is None]
+        return Unavailable(f"processes of pipeline {self._spec.name} that are gone: {', '.join(gone)}")
+
     def _assign(self, request: Request, route: Route) -> OmniRequest | None:
         payload = self._requests.assign(request, route)
         if payload is None:
@@ -128,8 +134,8 @@ class Submitter:
     def _send(self, request: Request, payload: OmniRequest) -> None:
         stage = self._spec.entry_stage
         entry = self._registry.runs(request.route, stage)
-        if entry is None:
-            raise Unavailable(f"stage {stage} is not there")
+        if entry is None:  # since they were chosen: what tells of deaths may have looked before the request had them
+            raise self._gone(request)
         envelope = self._carrier.pack(payload, [entry.epoch], request.id)
         remaining = request.deadline - time.monotonic()
         if request.trace is not None:
