@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from transformers import RepetitionPenaltyLogitsProcessor, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from omni_python.model_runner.sampler import RowSampling, TokenSampler, choose_tokens, draw, sample_tokens
+from omni_python.proto.errors import InvalidArgument
 from omni_python.proto.sampling import SamplingParams
 
 VOCAB = 40
@@ -106,6 +109,76 @@ def test_without_a_seed_answers_differ() -> None:
     logits = torch.zeros(1, 10000)
     drawn = {int(sample_tokens(logits, [TokenSampler(params(temperature=1.0))])) for _ in range(8)}
     assert len(drawn) > 1
+
+
+NUMBERS = torch.linspace(-5.0, 12.0, VOCAB)[torch.randperm(VOCAB)]
+
+
+@pytest.mark.parametrize(
+    ("given", "logits", "expected"),
+    [
+        ({"temperature": 1e-40}, NUMBERS, "likeliest"),
+        ({"temperature": 1e-38}, NUMBERS, "likeliest"),
+        ({"temperature": 1e-40}, NUMBERS - 50.0, "likeliest"),
+        ({"temperature": 1e-5}, NUMBERS * 100.0, "likeliest"),
+        ({"temperature": 1.0, "top_p": 1e-50}, NUMBERS, "likeliest"),
+        ({"temperature": 1.0, "top_k": 2**63}, NUMBERS, "any"),
+        ({"temperature": 1.0, "repetition_penalty": 1e-45}, NUMBERS, "any"),
+        ({"temperature": 1.0}, torch.full((VOCAB,), torch.nan), "any"),
+        ({"temperature": 1.0}, NUMBERS.index_fill(0, torch.tensor([3]), torch.nan), "any"),
+        ({"temperature": 1.0}, torch.full((VOCAB,), -torch.inf), "any"),
+        ({"temperature": 1.0, "top_k": 3}, torch.full((VOCAB,), torch.inf), "any"),
+    ],
+)
+@pytest.mark.parametrize("top_k", [0, 5])
+def test_no_row_hurts_another(given: dict[str, Any], logits: torch.Tensor, expected: str, top_k: int) -> None:
+    """What is too small to calculate with, too large, or no number: the other row gets what it gets alone."""
+    kind = {"temperature": 1.0, "top_k": top_k, "seed": 5, "repetition_penalty": 1.2}
+    bad, beside, alone = (TokenSampler(params(**kind)) for kind in (given, kind, kind))
+    for normal in torch.randn(20, VOCAB):
+        odd, token = sample_tokens(torch.stack([logits, normal]), [bad, beside]).tolist()
+        assert token == int(sample_tokens(normal[None], [alone]))
+        assert 0 <= odd < VOCAB
+        if expected == "likeliest":
+            assert odd == int(logits.argmax())
+
+
+def test_a_tiny_penalty_repeats_what_was_said() -> None:
+    logits = torch.tensor([[1.0, 0.9, 0.8]])
+    sampler = TokenSampler(params(repetition_penalty=1e-45, temperature=1.0, seed=0))
+    first, *others = (int(sample_tokens(logits, [sampler])) for _ in range(6))
+    assert set(others) == {first}
+
+
+@pytest.mark.parametrize("sampled", [False, True])
+@pytest.mark.parametrize(
+    ("temperature", "top_p", "penalty", "value"),
+    [(1.0, 1e-50, 1.0, 2.0), (1e-40, 1.0, 1.0, 2.0), (1.0, 1.0, 1e-45, 2.0), (1.0, 1.0, 1.0, torch.nan)],
+)
+def test_on_the_device_no_row_hurts_another(
+    sampled: bool, temperature: float, top_p: float, penalty: float, value: float
+) -> None:
+    """Greedy rows are drawn too, and their draw is not used."""
+    rows = RowSampling(
+        sampled=torch.tensor([sampled, True]),
+        temperature=torch.tensor([temperature, 0.8]),
+        top_k=torch.tensor([2**62, 7]),
+        top_p=torch.tensor([top_p, 0.9]),
+        repetition_penalty=torch.tensor([penalty, 1.1]),
+        uniforms=torch.rand(2),
+    )
+    alone = RowSampling(**{name: tensor[1:] for name, tensor in vars(rows).items()})
+    logits, seen, none = torch.randn(2, VOCAB), torch.rand(2, VOCAB) < 0.3, torch.zeros(VOCAB, dtype=torch.bool)
+    logits[0, 4], seen[0, 4] = value, True
+    odd, token = choose_tokens(logits, rows, seen, none).tolist()
+    assert token == int(choose_tokens(logits[1:], alone, seen[1:], none))
+    assert 0 <= odd < VOCAB
+
+
+@pytest.mark.parametrize("name", ["top_k", "max_tokens"])
+def test_counts_have_a_bound(name: str) -> None:
+    with pytest.raises(InvalidArgument, match=rf"sampling_parameters: .* <= 2147483647 .*{name}"):
+        params().override({name: 2**31}, "sampling_parameters")
 
 
 def test_on_the_device_the_same_tokens_are_chosen() -> None:

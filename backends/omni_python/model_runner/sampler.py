@@ -5,20 +5,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import msgspec
 import torch
 
 from omni_python.proto.sampling import SamplingParams
+
+LEAST = 1e-5
+"""A lower temperature is as good as 0, and a lower repetition penalty as this one: logits divided by something much
+smaller would be infinite."""
 
 
 class TokenSampler:
     """One request's choice of tokens: its parameters, its own random numbers, and which tokens it has generated.
 
     The random numbers are drawn on the CPU, one a token, so what a seed gives depends neither on the device nor on
-    the rest of the batch.
+    the rest of the batch. `params` are what the client sent, but for numbers too small to calculate with (`LEAST`).
     """
 
     def __init__(self, params: SamplingParams) -> None:
-        self.params = params
+        self.params = _usable(params)
         self.generator = torch.Generator("cpu")
         if params.seed is None:
             self.generator.seed()
@@ -44,6 +49,9 @@ def sample_tokens(
 
     In this order: repetition penalty over the row's own generated tokens, none of `suppressed` (bool [V] or [B, V]),
     temperature, top_k, top_p, and a draw from what is left; the likeliest token where the temperature is 0.
+
+    Whatever a row holds, the others get the tokens that they would get without it. One whose logits are not all
+    numbers, or too large for the draw, gets some token that means nothing.
     """
     logits = _penalise(logits, samplers)
     if suppressed is not None:
@@ -81,7 +89,8 @@ def choose_tokens(
 ) -> torch.Tensor:
     """What `sample_tokens` does, with all that a row needs on the device, so that it can be captured: int64 [B].
 
-    `seen` bool [B, V] are the tokens that the penalty is for; `temperature` must not be 0, even of greedy rows.
+    `seen` bool [B, V] are the tokens that the penalty is for; `temperature` must not be below `LEAST`, even of greedy
+    rows: else the row gets some token that means nothing.
     """
     penalty = rows.repetition_penalty[:, None]
     logits = torch.where(seen, torch.where(logits > 0, logits / penalty, logits * penalty), logits)
@@ -98,8 +107,9 @@ def draw(
 ) -> torch.Tensor:
     """Draw one token a row by the inverse of the distribution function: int64 [B] from `logits` [B, V].
 
-    Kept are the `top_k` likeliest tokens (0: all), then of those the fewest that together have `top_p` of the
-    probability. `uniforms` [B] are in 0..1; `top_k` and `top_p` are for all rows or one a row ([B]).
+    Kept are the `top_k` likeliest tokens (0, or more than there are: all), then of those the fewest that together have
+    `top_p` of the probability, one at least. `uniforms` [B] are in 0..1; `top_k` and `top_p` are for all rows or one a
+    row ([B]).
     """
     vocab = logits.shape[-1]
     if isinstance(top_k, torch.Tensor):
@@ -107,8 +117,8 @@ def draw(
         rank = torch.arange(vocab, device=logits.device)
         ordered = ordered.masked_fill((rank >= top_k[:, None]) & (top_k[:, None] > 0), -torch.inf)
         return _draw_ordered(ordered, index, top_p, uniforms)
-    limits = [k or vocab for k in ([top_k] * len(logits) if isinstance(top_k, int) else top_k)]
-    widest = min(max(limits), vocab)
+    limits = [min(k or vocab, vocab) for k in ([top_k] * len(logits) if isinstance(top_k, int) else top_k)]
+    widest = max(limits)
     ordered, index = logits.topk(widest, dim=-1) if widest < vocab else logits.sort(dim=-1, descending=True)
     if min(limits) < widest:
         rank = torch.arange(widest, device=logits.device)
@@ -126,8 +136,19 @@ def _draw_ordered(
     probabilities = probabilities.masked_fill(before >= limit, 0.0)
     reached = probabilities.cumsum(dim=-1)
     pick = torch.searchsorted(reached, uniforms[:, None] * reached[:, -1:], right=True)
-    last = (probabilities > 0).sum(dim=-1, keepdim=True) - 1
+    # A row of NaN, and one whose top_p is 0 in float32, has no probability left and takes the first token: an index
+    # outside its row would fail the step of all rows, and on a GPU leave the process unable to compute.
+    last = ((probabilities > 0).sum(dim=-1, keepdim=True) - 1).clamp(min=0)
     return index.gather(-1, torch.minimum(pick, last))[:, 0]
+
+
+def _usable(params: SamplingParams) -> SamplingParams:
+    """`params` with a temperature of 0 or at least `LEAST`, and such a penalty."""
+    if params.temperature < LEAST:
+        params = msgspec.structs.replace(params, temperature=0.0)
+    if params.repetition_penalty < LEAST:
+        params = msgspec.structs.replace(params, repetition_penalty=LEAST)
+    return params
 
 
 def _penalise(logits: torch.Tensor, samplers: Sequence[TokenSampler]) -> torch.Tensor:

@@ -12,18 +12,19 @@ from omni_python.proto.errors import InvalidArgument
 class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How the next token is chosen, with vLLM's names.
 
-    `temperature` 0 is greedy. `top_k` 0 keeps every token. `repetition_penalty` divides positive and multiplies
-    negative logits of tokens already generated. `seed` None draws one. `stop` are strings that end the answer
-    (text stages alone); `max_tokens` counts generated tokens, the end token included.
+    `temperature` 0 is greedy, and so is one below 1e-5. `top_k` 0, or more than there are tokens, keeps every token.
+    `repetition_penalty` divides positive and multiplies negative logits of tokens already generated. `seed` None draws
+    one. `stop` are strings that end the answer (text stages alone); `max_tokens` counts generated tokens, the end token
+    included.
     """
 
     temperature: Annotated[float, msgspec.Meta(ge=0.0, le=100.0)] = 0.0
     top_p: Annotated[float, msgspec.Meta(gt=0.0, le=1.0)] = 1.0
-    top_k: Annotated[int, msgspec.Meta(ge=0)] = 0
+    top_k: Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)] = 0
     repetition_penalty: Annotated[float, msgspec.Meta(gt=0.0, le=10.0)] = 1.0
     seed: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)] | None = None
     stop: list[str] = []
-    max_tokens: Annotated[int, msgspec.Meta(ge=1)] = 2048
+    max_tokens: Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)] = 2048
     ignore_eos: bool = False
 
     def override(self, given: dict[str, Any], where: str) -> SamplingParams:

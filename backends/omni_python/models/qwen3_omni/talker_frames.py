@@ -58,7 +58,7 @@ class TalkerFrames:
             self._seen[slot] = sampler.seen
         column = self._new_column(slot)
         floats = column.view(np.float32)
-        column[COLUMN["top_k"]] = params.top_k
+        column[COLUMN["top_k"]] = min(params.top_k, self._seen.shape[1])
         column[COLUMN["sampled"]] = not sampler.greedy
         column[COLUMN["ignore_end"]] = params.ignore_eos
         floats[COLUMN["temperature"]] = params.temperature or 1.0
