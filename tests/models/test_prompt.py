@@ -97,6 +97,9 @@ def test_sampling_of_each_stage_is_its_own() -> None:
         ({"talker": 3}, r"sampling_parameters\.talker must be an object, not int"),
         ({"temperature": -1}, r"sampling_parameters: .*temperature"),
         ({"thinker": {"top_p": 2}}, r"sampling_parameters\.thinker: .*top_p"),
+        ({"stop": ["x"] * 17}, r"sampling_parameters: .*length <= 16 .*stop"),
+        ({"stop": "x" * 257}, r"sampling_parameters: .*length <= 256 .*stop"),
+        ({"thinker": {"stop": ["x", "x" * 257]}}, r"sampling_parameters\.thinker: .*length <= 256 .*stop"),
     ],
 )
 def test_wrong_sampling_is_refused(given: dict[str, Any], message: str) -> None:

@@ -14,8 +14,8 @@ class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     `temperature` 0 is greedy, and so is one below 1e-5. `top_k` 0, or more than there are tokens, keeps every token.
     `repetition_penalty` divides positive and multiplies negative logits of tokens already generated. `seed` None draws
-    one. `stop` are strings that end the answer (text stages alone); `max_tokens` counts generated tokens, the end token
-    included.
+    one. `stop` are strings that end the answer (text stages alone), few and short: they are looked for in every step.
+    `max_tokens` counts generated tokens, the end token included.
     """
 
     temperature: Annotated[float, msgspec.Meta(ge=0.0, le=100.0)] = 0.0
@@ -23,7 +23,7 @@ class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     top_k: Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)] = 0
     repetition_penalty: Annotated[float, msgspec.Meta(gt=0.0, le=10.0)] = 1.0
     seed: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)] | None = None
-    stop: list[str] = []
+    stop: Annotated[list[Annotated[str, msgspec.Meta(max_length=256)]], msgspec.Meta(max_length=16)] = []
     max_tokens: Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)] = 2048
     ignore_eos: bool = False
 
