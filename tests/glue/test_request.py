@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 
 from omni_python.glue.request import parse_request
+from omni_python.proto.codec import EncodedPayload
 from omni_python.proto.errors import InvalidArgument
-from omni_python.proto.request import AudioPart, ImagePart, TextPart, VideoPart
+from omni_python.proto.json_size import MAX_JSON_VALUES
+from omni_python.proto.request import MAX_PARTS, AudioPart, ImagePart, TextPart, VideoPart
 
 
 def text(value: str) -> np.ndarray:
@@ -86,3 +88,99 @@ def test_media_after_an_assistants_turn_are_refused() -> None:
     chat = json.dumps([{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}])
     with pytest.raises(InvalidArgument, match="belong to the last message, whose role must then be 'user'"):
         parse_request({"messages": text(chat), "images": np.array([b"i"], np.object_)})
+
+
+EMPTY = b'{"type":"text","text":""}'
+
+
+def chat_of(*parts: int) -> dict[str, np.ndarray]:
+    """Messages of so many empty parts."""
+    messages = [b'{"role":"user","content":[%s]}' % b",".join([EMPTY] * count) for count in parts]
+    return {"messages": np.array([b"[%s]" % b",".join(messages)], np.object_)}
+
+
+@pytest.mark.parametrize(
+    "tensors",
+    [
+        chat_of(20_000),
+        chat_of(MAX_PARTS + 1),
+        chat_of(*([1] * (MAX_PARTS + 1))),
+        chat_of(*([0] * (MAX_PARTS + 1))),
+        {**chat_of(MAX_PARTS - 1), "images": np.array([b"i", b"j"], np.object_)},
+        {"audios": np.array([b"a"] * (MAX_PARTS + 1), np.object_)},
+    ],
+    ids=["20000", "one message", "messages", "empty messages", "with images", "audios"],
+)
+def test_too_many_parts_are_refused(tensors: dict[str, np.ndarray]) -> None:
+    with pytest.raises(InvalidArgument, match=f"messages: [0-9]+ parts; at most {MAX_PARTS} are accepted"):
+        parse_request(tensors)
+
+
+def test_as_many_parts_as_may_be() -> None:
+    [message, _] = parse_request(chat_of(MAX_PARTS - 1, 1)).request.messages
+    assert len(message.content) == MAX_PARTS - 1
+
+
+def test_what_would_become_too_many_objects_is_refused_unread() -> None:
+    """Also where it is not what was to be read."""
+    for tensors in (
+        chat_of(500_000),
+        {"messages": np.array([b"[" + b"0," * MAX_JSON_VALUES + b"0]"], np.object_)},
+        {"text_input": text("hi"), "sampling_parameters": text(json.dumps(dict.fromkeys(map(str, range(200_000)))))},
+    ):
+        with pytest.raises(InvalidArgument, match=f"more than {MAX_JSON_VALUES} JSON values"):
+            parse_request(tensors)
+
+
+INTEGER = "integers have 64 bits, from -9223372036854775808 to 9223372036854775807"
+
+
+@pytest.mark.parametrize(
+    ("sampling", "message"),
+    [
+        ('{"talker": {"seed": 18446744073709551616}}', f"sampling_parameters.talker.seed: {INTEGER}"),
+        ('{"talker": {"seed": 9223372036854775808}}', f"sampling_parameters.talker.seed: {INTEGER}"),
+        ('{"top_k": -9223372036854775809}', f"sampling_parameters.top_k: {INTEGER}"),
+        ('{"stop": ["x", 1%s]}' % ("0" * 1000), f"sampling_parameters.stop.1: {INTEGER}"),
+        ('{"timeout_ms": 1%s}' % ("0" * 399), f"sampling_parameters.timeout_ms: {INTEGER}"),
+        ('{"timeout_ms": 1%s}' % ("0" * 9999), "sampling_parameters: Integer value out of range"),
+        ('{"a": ' * 3000 + "1" + "}" * 3000, "sampling_parameters: the JSON is nested too deep"),
+        ('{"a": ' * 17 + "1" + "}" * 17, "sampling_parameters: nested too deep; at most 16 levels"),
+        ('{"stop": %s}' % ("[" * 400 + "]" * 400), "sampling_parameters: nested too deep; at most 16 levels"),
+        ('{"stop": ["%s"]}' % ("x" * (25 << 20)), "sampling_parameters: 26214404 bytes of text; at most 25165824"),
+        ("[1]", "sampling_parameters: .*; valid is a JSON object"),
+    ],
+    ids=range(11),
+)
+def test_sampling_parameters_that_no_stage_can_be_sent_are_refused(sampling: str, message: str) -> None:
+    with pytest.raises(InvalidArgument, match=message):
+        parse_request({"text_input": text("hi"), "sampling_parameters": text(sampling)})
+
+
+def test_loose_parameters_are_bounded_alike() -> None:
+    for parameters in ({"seed": 2**64}, {"timeout_ms": 10**399}):
+        with pytest.raises(InvalidArgument, match=INTEGER):
+            parse_request({"text_input": text("hi")}, parameters)
+
+
+def test_the_largest_numbers_and_texts_can_be_sent() -> None:
+    sampling = {"talker": {"seed": 2**63 - 1}, "least": -(2**63), "stop": ["x" * (23 << 20)]}
+    parsed = parse_request({"text_input": text("y" * (4 << 20)), "sampling_parameters": text(json.dumps(sampling))})
+    assert parsed.request.sampling == sampling and EncodedPayload(parsed.request).body
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ('[{"x": %s}]' % ("[" * 3000 + "]" * 3000), "messages: the JSON is nested too deep"),
+        ('[{"type": "input_audio", "input_audio": {"data": "\u00e9"}}]', r"messages\[0\].content\[0\].*base64"),
+        (
+            json.dumps([{"type": "image_url", "image_url": {"url": "http://" + "x" * 8000}}] * 600),
+            "bytes of text and URLs",
+        ),
+    ],
+    ids=["deep", "base64", "URLs"],
+)
+def test_messages_that_cannot_be_read(content: str, message: str) -> None:
+    with pytest.raises(InvalidArgument, match=message):
+        parse_request({"messages": text(f'[{{"role": "user", "content": {content}}}]')})

@@ -48,6 +48,9 @@ class VideoPart(msgspec.Struct, tag="video", frozen=True):
 
 ContentPart = TextPart | AudioPart | ImagePart | VideoPart
 
+MAX_PARTS = 4096
+"""Of all messages of a request together, where each message counts as one at least: far more than people send, and few
+enough to be read at once where all requests are."""
 
 ROLES = ("system", "user", "assistant")
 """Who may speak in a conversation."""
