@@ -131,8 +131,33 @@ def test_limits() -> None:
         (np.zeros(0, np.float32), 16000, "non-empty"),
         (np.zeros(9, np.float32), 0, "1000..768000"),
         (np.array([0, np.nan], np.float32), 16000, "finite"),
+        (np.array([0, -np.inf], np.float32), 8000, "finite"),
+        (np.array([0, 1e300]), 8000, "full scale is -1..1"),
+        (np.array([0, -101], np.float32), 16000, "full scale is -1..1"),
     ],
 )
 def test_unusable_samples(samples: np.ndarray, rate: int, message: str) -> None:
     with pytest.raises(InvalidArgument, match=message):
         resample(samples, rate)
+
+
+@pytest.mark.parametrize("sample", [np.nan, np.inf, 1e30, -101.0])
+@pytest.mark.parametrize("rate", [16000, 44100])
+def test_a_file_of_such_samples_is_refused_as_well(sample: float, rate: int) -> None:
+    samples = np.full((1, rate), 0.1)
+    samples[:, rate // 2 :] = sample
+    with pytest.raises(InvalidArgument, match=r"finite numbers whose full scale is -1\.\.1"):
+        decode_audio(encode(samples, rate, "wav", "pcm_f32le"))
+
+
+def test_louder_than_full_scale_is_heard_as_it_is() -> None:
+    samples = np.linspace(-50, 50, 16000, dtype=np.float32)
+    np.testing.assert_array_equal(decode_audio(encode(samples[None], 16000, "wav", "pcm_f32le")), samples)
+    np.testing.assert_array_equal(resample(samples, 16000), samples)
+
+
+def test_samples_are_counted_before_they_are_resampled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At a low rate a few hold hours."""
+    monkeypatch.setattr(av, "AudioResampler", None)
+    with pytest.raises(InvalidArgument, match="longer than 2 s"):
+        resample(np.zeros(2001, np.float32), 1000, max_seconds=2)

@@ -15,6 +15,9 @@ SAMPLE_RATE = 16000
 """Hz; what the audio encoder hears."""
 MAX_SECONDS = 1800.0
 MAX_CHANNELS = 16
+MAX_AMPLITUDE = 100.0
+"""Full scale is 1, which float samples may pass: filters and lossy formats overshoot. Of 100 times that the scale is
+another one, mostly that of integers."""
 RATES = range(1000, 768_001)
 """Hz. Below, a small file holds hours; with any more channels, FFmpeg's resampler has crashed."""
 
@@ -36,8 +39,9 @@ def decode_audio(
 ) -> np.ndarray:
     """Any common audio file, or the sound track of a video, as float32 [n] in -1..1: channels averaged, resampled.
 
-    Raises `InvalidArgument` for bytes that hold no readable sound, for more than `max_seconds` of it, and for what
-    takes longer than `decode_seconds`. Memory never holds more than the sound allowed and one frame.
+    Raises `InvalidArgument` for bytes that hold no readable sound, for more than `max_seconds` of it, for samples that
+    are not finite or beyond `MAX_AMPLITUDE`, and for what takes longer than `decode_seconds`. Memory never holds more
+    than the sound allowed and one frame.
     """
     limit = TimeLimit(decode_seconds)
     with open_media(data, "audio", AUDIO_FORMATS, limit) as container:
@@ -53,11 +57,10 @@ def resample(
     if samples.ndim != 1 or samples.size == 0:
         raise InvalidArgument(f"audio samples must be a non-empty list of mono samples, not of shape {samples.shape}")
     _check_rate(from_rate)
-    if not np.isfinite(samples).all():
-        raise InvalidArgument("audio samples must be finite numbers in -1..1")
+    _check_length(samples.size, from_rate, max_seconds)  # resampled it may be many times as long
+    _check_amplitude(samples)
     samples = np.ascontiguousarray(samples, np.float32)
     if from_rate == sample_rate:
-        _check_length(samples.size, sample_rate, max_seconds)
         return samples
     frame = av.AudioFrame.from_ndarray(samples[None], format="fltp", layout="mono")
     frame.sample_rate = from_rate
@@ -76,6 +79,7 @@ def _resampled(frames: Iterable[av.AudioFrame], sample_rate: int, max_seconds: f
                 mono.append(piece.to_ndarray().reshape(-1, piece.layout.nb_channels).mean(axis=1))
                 length += mono[-1].size
                 _check_length(length, sample_rate, max_seconds)
+                _check_amplitude(mono[-1])
     except ValueError as error:  # the layout or rate changes within the file
         raise InvalidArgument(f"unreadable audio file ({error}); accepted formats: {AUDIO_FORMATS}") from error
     if not length:
@@ -105,3 +109,11 @@ def _flushed(frames: Iterable[av.AudioFrame]) -> Iterable[av.AudioFrame | None]:
 def _check_length(samples: int, sample_rate: int, max_seconds: float) -> None:
     if samples > max_seconds * sample_rate:
         raise InvalidArgument(f"audio is longer than {max_seconds:g} s, the most that is accepted")
+
+
+def _check_amplitude(samples: np.ndarray) -> None:
+    """`samples` [n], which may be none."""
+    if samples.size and not (samples.min() >= -MAX_AMPLITUDE and samples.max() <= MAX_AMPLITUDE):  # nor of NaN
+        raise InvalidArgument(
+            f"audio samples must be finite numbers whose full scale is -1..1; some are beyond {MAX_AMPLITUDE:g}"
+        )
