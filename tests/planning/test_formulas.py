@@ -8,7 +8,7 @@ import random
 import msgspec
 import numpy as np
 import pytest
-from scipy import stats
+from scipy import optimize, stats
 
 from omni_python.planning.capacity import device_limits
 from omni_python.planning.costs import Alone, Costs, Device, StageCost
@@ -27,6 +27,35 @@ def test_erlang_c_is_the_sum_of_its_definition() -> None:
         top = load**servers / math.factorial(servers) * servers / (servers - load)
         whole = sum(load**k / math.factorial(k) for k in range(servers)) + top
         assert erlang_c(servers, load) == pytest.approx(top / whole)
+
+
+@pytest.mark.parametrize("servers", [1, 2, 3, 8])
+@pytest.mark.parametrize("load", [0.1, 0.5, 0.9])
+def test_as_many_wait_as_erlang_says(servers: int, load: float) -> None:
+    station = queue_station(load * servers / 0.01, 0.0, 0.01, 1, servers, 1.0)
+    assert station.delayed == pytest.approx(erlang_c(servers, load * servers))
+    if servers == 2:
+        assert station.delayed == pytest.approx(2 * load**2 / (1 + load))
+
+
+@pytest.mark.parametrize("servers", [2, 4, 8])
+@pytest.mark.parametrize("load", [0.3, 0.6, 0.8, 0.9])
+def test_percentiles_of_several_servers(servers: int, load: float) -> None:
+    """M/M/c: Erlang's C of all wait, an exponential time."""
+    step = 0.01
+    stage = StageCost(device="host", fixed_ms=step * 1e3, cv=1.0, workers=servers)
+    rate = load * servers / step
+    delayed, drained = erlang_c(servers, load * servers), servers / step - rate
+
+    def longer(time: float) -> float:
+        """The probability of it: of a step, and of the sum of a wait and a step."""
+        both = (drained * step * math.exp(-time / step) - math.exp(-drained * time)) / (drained * step - 1)
+        return (1 - delayed) * math.exp(-time / step) + delayed * both
+
+    for percentile in (50, 90, 95, 99):
+        found = predict(one_stage(stage), rate, {"host": 1}, percentile).whole.tail_ms / 1e3
+        exact = optimize.brentq(lambda time, left=1 - percentile / 100: longer(time) - left, 0, 100 * step)
+        assert found == pytest.approx(exact, rel=0.06), percentile
 
 
 def test_batches_of_one_are_pollaczek_and_khinchine() -> None:

@@ -13,7 +13,7 @@ import numpy as np
 
 from omni_python.planning.iterations import Company, poisson, to_begin
 from omni_python.planning.sharing import Stretch
-from omni_python.planning.spread import Spread
+from omni_python.planning.spread import Mixture, Spread
 from omni_python.proto.errors import InvalidArgument
 
 _LARGEST_STATE = 1500
@@ -73,8 +73,8 @@ def queue_station(rate: float, fixed: float, per_row: float, largest: int, serve
 
     One server: Pollaczek and Khinchine's mean and Takacs' second moment for single requests; for batches the chain of
     the numbers left behind at the ends of steps (M/D^(1,K)/1, Bailey 1954, Neuts 1967), solved numerically, with the
-    time for a batch as it is. Several: the wait of one at the same utilisation, times the ratio of Erlang's C to it
-    (Lee and Longton 1959; with `cv`, Allen and Cunneen). Raises `Saturated`.
+    time for a batch as it is. Several: Erlang's C of all requests wait, as long as those who wait for one server at the
+    same utilisation, divided by the number (Lee and Longton 1959; with `cv`, Allen and Cunneen). Raises `Saturated`.
     """
     one = rate / servers
     if one * (fixed / largest + per_row) >= 1:
@@ -92,8 +92,9 @@ def queue_station(rate: float, fixed: float, per_row: float, largest: int, serve
         station = _batches(one, fixed, per_row, largest, cv)
     if servers == 1:
         return station
-    ratio = erlang_c(servers, servers * station.utilisation) / station.utilisation / servers
-    return replace(station, wait=station.wait.times(ratio), delayed=station.delayed * ratio)
+    delayed = erlang_c(servers, servers * station.utilisation)
+    waited = station.wait.of_those(station.delayed).times(1 / servers)
+    return replace(station, wait=Mixture().plus(waited).by_some(delayed).moments(), delayed=delayed)
 
 
 def erlang_c(servers: int, load: float) -> float:
