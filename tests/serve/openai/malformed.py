@@ -143,6 +143,9 @@ def _parts() -> Iterator[Case]:
     yield Case("a part that is a text", CHAT, _message("Hello."), "object", where)
     yield Case("a part that is null", CHAT, _message(None), "object", where)
     twice = {"type": "text", "text": "x"}, {"type": "text"}
+    empty = {"type": "text", "text": ""}
+    yield Case("20,000 parts", CHAT, _message(*[empty] * 20_000), "at most 4096", "messages")
+    yield Case("500,000 parts", CHAT, _message(*[empty] * 500_000), "more than 100000 values", status=413)
     yield Case("a second part without text", CHAT, _message(*twice), "text", "messages.0.content.1.text")
     detail = {"type": "image_url", "image_url": {"url": "x", "detail": "high"}}
     yield Case("detail high", CHAT, _message(detail), "'auto'", f"{where}.image_url.detail")
@@ -328,9 +331,17 @@ def _values() -> Iterator[Case]:
     yield Case("two lengths", CHAT, chat(max_tokens=3), "max_completion_tokens")
     yield Case("stream options alone", CHAT, chat(stream_options={}), "stream true")
     yield Case("too many stop strings", CHAT, chat(stop=["x"] * 17), "at most 16", "stop")
+    yield Case("a long stop string", CHAT, chat(stop=["x", "x" * 257]), "at most 256", "stop.1")
     yield Case("an empty stop string", CHAT, chat(stop=[""]), "at least 1", "stop.0")
     yield Case("talker of an unknown key", CHAT, chat(talker={"warmth": 1}), "valid keys", "talker")
     yield Case("talker of a wrong type", CHAT, chat(talker={"top_k": "many"}), "top_k", "talker")
+    yield Case("talker's seed", CHAT, chat(talker={"seed": 2**64}), "64 bits", "talker.seed")
+    yield Case("talker's number of 4000 digits", CHAT, chat(talker={"top_k": 10**3999}), "64 bits", "talker.top_k")
+    deep: Any = {}
+    for _ in range(20):
+        deep = {"a": deep}
+    yield Case("talker nested deep", CHAT, chat(talker=deep), "at most 16 levels")
+    yield Case("talker of a long text", CHAT, chat(talker={"stop": "x" * (25 << 20)}), "at most 25165824")
     yield Case("talker with stop", CHAT, chat(talker={"stop": ["x"]}), "top level", "talker")
     yield Case("talker's temperature", CHAT, chat(talker={"temperature": -1}), "temperature", "talker")
     too_long = "word " * 200_000

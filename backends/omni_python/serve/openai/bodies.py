@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
@@ -11,10 +12,11 @@ from pydantic import BaseModel, ValidationError
 from pydantic.json_schema import models_json_schema
 from starlette.requests import ClientDisconnect
 
+from omni_python.proto.json_size import MAX_JSON_BYTES, MAX_JSON_VALUES, has_too_many_values
 from omni_python.serve.openai.errors import ApiError, validation_error
 
-MAX_BODY = 256 << 20
-"""Bytes; as many as a pipeline takes of `messages`."""
+LARGE_BODY = 64 << 10
+"""Bytes of a body that is parsed on a thread of its own, while the event loop serves others."""
 
 T = TypeVar("T", bound=BaseModel)
 
@@ -24,13 +26,17 @@ def json_body(model: type[T]) -> Any:
 
     async def read(request: Request) -> T:
         _check_media_type(request.headers.get("content-type", ""))
-        return parsed(model, await _data(request))
+        data = await _data(request)
+        return parsed(model, data) if len(data) < LARGE_BODY else await asyncio.to_thread(parsed, model, data)
 
     return Depends(read)
 
 
 def parsed(model: type[T], data: bytes) -> T:
     """The JSON in `data` as `model`. Raises `ApiError`, also for keys that are given twice: one would be ignored."""
+    if has_too_many_values(data):
+        reason = f"it has more than {MAX_JSON_VALUES} values in its lists and objects"
+        raise ApiError(413, f"The body is too large: {reason}, the most that are accepted.", "too_large")
     try:
         content = jiter.from_json(data, allow_inf_nan=False, catch_duplicate_keys=True)
     except ValueError as error:
@@ -82,8 +88,8 @@ async def _data(request: Request) -> bytes:
     try:
         async for piece in request.stream():
             data += piece
-            if len(data) > MAX_BODY:
-                raise ApiError(413, f"The body is too large: at most {MAX_BODY} bytes are accepted.", "too_large")
+            if len(data) > MAX_JSON_BYTES:
+                raise ApiError(413, f"The body is too large: at most {MAX_JSON_BYTES} bytes are accepted.", "too_large")
     except ClientDisconnect:
         raise ApiError(400, "The connection was closed before the body was complete.", "incomplete") from None
     return bytes(data)

@@ -17,10 +17,13 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from omni_python.proto.request import MAX_PARTS
+from omni_python.serve.openai.counting import at_most, parts
+
 Text = Annotated[StrictStr, Field(max_length=4 << 20)]
 Name = Annotated[StrictStr, Field(min_length=1, max_length=256)]
 Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
-StopString = Annotated[StrictStr, Field(min_length=1, max_length=4 << 20)]
+StopString = Annotated[StrictStr, Field(min_length=1, max_length=256)]
 Count = Annotated[StrictInt, Field(ge=1, le=2**31 - 1)]
 ChatFormat = Literal["wav", "mp3", "flac", "opus", "aac", "pcm16"]
 SpeechFormat = Literal["wav", "mp3", "flac", "opus", "aac", "pcm"]
@@ -195,7 +198,7 @@ class ChatRequest(SamplingFields):
     """`POST /v1/chat/completions`."""
 
     model: Name
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Annotated[list[Message], Field(min_length=1), at_most(MAX_PARTS, "messages and parts", parts)]
     modalities: list[Literal["text", "audio"]] | None = None
     audio: AudioOptions | None = None
     stream: StrictBool = False
