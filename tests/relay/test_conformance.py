@@ -120,6 +120,26 @@ def test_a_fan_out_uses_one_slot_and_reaches_everybody(parent: Parent, child: Ot
     parent.wait_empty()
 
 
+def test_payloads_larger_than_the_pool_wait_for_each_other(parent: Parent, child: Other) -> None:
+    """As two large pictures at once: the reader holds the first while the second comes."""
+    if parent.way == "inline" or parent.device == "cuda":
+        pytest.skip("payloads on this way have nothing of the kind")
+    payload = Tensors.of_bytes(33 << 20, 1)
+    child.send(payload, "hold", "first")
+    assert parent.replies.get(timeout=30) == ("first", digest(payload))
+    waits = parent.carrier.stats()[parent.way]["waits"]
+    second = threading.Thread(target=child.send, args=(payload, "hold", "second"))
+    second.start()
+    if parent.views:
+        while second.is_alive() and parent.carrier.stats()[parent.way]["waits"] == waits:
+            time.sleep(0.01)
+        child.finish()
+    assert parent.replies.get(timeout=30) == ("second", digest(payload))
+    second.join()
+    child.finish()
+    parent.wait_empty()
+
+
 def test_a_thousand_interleaved_streams_keep_their_order(parent: Parent, child: Other) -> None:
     """Chunks of one stream go inline and through slots in turns."""
     numbers = random.Random().sample(range(1000), 1000)

@@ -250,7 +250,7 @@ def test_random_use_never_overlaps_and_ends_empty(pair: Pair) -> None:
             live.append((ref, slot_bytes(ref)))
     while live:
         end_one()
-    assert (pair.in_use, pair.sender.slots._free) == (0, [(0, 1 << 20)])
+    assert (pair.in_use, pair.sender.slots._space.parts) == (0, [(0, 1 << 20)])
 
 
 def test_references_outside_the_segment_are_refused(pair: Pair) -> None:

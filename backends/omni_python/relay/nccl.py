@@ -27,7 +27,7 @@ from omni_python.relay.base import (
 )
 from omni_python.relay.meetings import HOST, TIMEOUT, Meeting, MeetingPlace
 from omni_python.relay.reads import Region
-from omni_python.relay.slots import Slot, Slots
+from omni_python.relay.slots import Beside, Slot, Slots
 
 _MAX_TAG = (1 << 31) - 1
 
@@ -49,7 +49,7 @@ class NcclRelay(Relay[NcclRef]):
         self._rank = settings.rank or 0
         self._credit = credit
         self._region = Region(settings.pool_bytes)
-        super().__init__(Slots(settings.pool_bytes))
+        super().__init__(Slots(settings.pool_bytes, beside=Beside(Region, lambda region: None)))
         self._place = MeetingPlace(self._rank)
         self._peers: dict[int, Meeting] = {}
         self._groups: dict[int, Any] = {}
@@ -68,11 +68,9 @@ class NcclRelay(Relay[NcclRef]):
     # -- sending
 
     def _room(self, nbytes: int, request_id: str, timeout: float) -> tuple[Slot, np.ndarray]:
-        if nbytes > self.slots.capacity:
-            region = Region(nbytes)
-            return self.slots.take_extra(nbytes, request_id, region, lambda: None), region.memory
         slot = self.slots.take(nbytes, request_id, timeout)
-        return slot, self._region.memory[slot.offset : slot.offset + slot.length]
+        region = slot.extra or self._region
+        return slot, region.memory[slot.offset : slot.offset + slot.length]
 
     def _offer(self, slot: Slot, memory: np.ndarray, readers: Sequence[int]) -> RelayOperation[NcclRef]:
         self.slots.commit(slot, readers)

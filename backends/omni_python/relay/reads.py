@@ -18,7 +18,7 @@ import numpy as np
 from omni_python.proto.refs import MooncakeRef, NixlRef
 from omni_python.relay.base import CreditFn, Relay, RelayOperation, RelaySettings
 from omni_python.relay.shm import COPY_LIMIT, leased
-from omni_python.relay.slots import OutOfSlots, Slot, Slots
+from omni_python.relay.slots import Beside, OutOfSlots, Slot, Slots
 
 R = TypeVar("R", NixlRef, MooncakeRef)
 
@@ -42,7 +42,7 @@ class ReadRelay(Relay[R], Generic[R]):
         self._epoch = epoch
         self._credit = credit
         self._region = Region(2 * settings.pool_bytes)
-        super().__init__(Slots(settings.pool_bytes))
+        super().__init__(Slots(settings.pool_bytes, beside=Beside(self._registered, self._deregister)))
         self._landing = Slots(settings.pool_bytes)
         self._landed: queue.SimpleQueue[int] = queue.SimpleQueue()  # generations of landing slots that are free again
 
@@ -62,17 +62,18 @@ class ReadRelay(Relay[R], Generic[R]):
     # -- sending
 
     def _room(self, nbytes: int, request_id: str, timeout: float) -> tuple[Slot, np.ndarray]:
-        if nbytes > self.slots.capacity:
-            region = Region(nbytes)
-            self._register(region)
-            slot = self.slots.take_extra(nbytes, request_id, region, lambda: self._deregister(region))
-            return slot, region.memory
         slot = self.slots.take(nbytes, request_id, timeout)
-        return slot, self._region.memory[slot.offset : slot.offset + slot.length]
+        region = slot.extra or self._region
+        return slot, region.memory[slot.offset : slot.offset + slot.length]
+
+    def _registered(self, nbytes: int) -> Region:
+        region = Region(nbytes)
+        self._register(region)
+        return region
 
     def _offer(self, slot: Slot, memory: np.ndarray, readers: Sequence[int]) -> RelayOperation[R]:
-        address = self._region.address + slot.offset if slot.extra is None else slot.extra.address
-        ref = self._ref(slot, memory.nbytes, address)
+        region = slot.extra or self._region
+        ref = self._ref(slot, memory.nbytes, region.address + slot.offset)
         self.slots.commit(slot, readers)
         return RelayOperation(ref, self.slots)
 
@@ -102,8 +103,7 @@ class ReadRelay(Relay[R], Generic[R]):
 
     def _read_aside(self, sender: int, ref: R) -> np.ndarray:
         """What is held of earlier reads fills the landing half: read to memory of its own."""
-        region = Region(ref.nbytes)
-        self._register(region)
+        region = self._registered(ref.nbytes)
         try:
             self._read(sender, ref, region.address)
         finally:

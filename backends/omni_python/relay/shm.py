@@ -17,7 +17,7 @@ import numpy as np
 from omni_python.proto.errors import OmniError
 from omni_python.proto.refs import ShmRef
 from omni_python.relay.base import CreditFn, Relay, RelayOperation, RelaySettings, TransferFailed
-from omni_python.relay.slots import GRAIN, OutOfSlots, Slot, Slots
+from omni_python.relay.slots import GRAIN, Beside, Slot, Slots
 
 COPY_LIMIT = 64 * 1024
 """Payloads up to this many bytes are copied out at once, so that their slots are free again: 10 us at most."""
@@ -36,7 +36,7 @@ class ShmRelay(Relay[ShmRef]):
     def __init__(self, settings: RelaySettings, epoch: int, credit: CreditFn) -> None:
         self._pid = os.getpid()
         self._segment = Segment(settings.pool_bytes)
-        super().__init__(Slots(len(self._segment.memory)))
+        super().__init__(Slots(len(self._segment.memory), beside=Beside(Segment, Segment.close, PATIENCE)))
         self._credit = credit
         self._maps: dict[tuple[int, int, int], mmap.mmap] = {}  # (epoch, fd, size) -> segment
 
@@ -47,24 +47,9 @@ class ShmRelay(Relay[ShmRef]):
     # -- sending
 
     def _room(self, nbytes: int, request_id: str, timeout: float) -> tuple[Slot, np.ndarray]:
-        if nbytes <= self.slots.capacity:
-            try:
-                slot = self.slots.take(nbytes, request_id, min(timeout, PATIENCE))
-            except OutOfSlots:
-                if timeout <= PATIENCE:
-                    raise
-            else:
-                return slot, self._segment.memory[slot.offset : slot.offset + slot.length]
-        segment = Segment(nbytes)
-        try:
-            slot = self.slots.take_extra(nbytes, request_id, segment, segment.close)
-        except OutOfSlots:
-            segment.close()
-            if nbytes > self.slots.capacity:
-                raise
-            slot = self.slots.take(nbytes, request_id, timeout)
-            return slot, self._segment.memory[slot.offset : slot.offset + slot.length]
-        return slot, segment.memory
+        slot = self.slots.take(nbytes, request_id, timeout)
+        segment = slot.extra or self._segment
+        return slot, segment.memory[slot.offset : slot.offset + slot.length]
 
     def _offer(self, slot: Slot, memory: np.ndarray, readers: Sequence[int]) -> RelayOperation[ShmRef]:
         segment = slot.extra or self._segment

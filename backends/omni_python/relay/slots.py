@@ -7,20 +7,25 @@ says so (`forget`). No time-out ever frees a slot.
 
 from __future__ import annotations
 
-import bisect
 import itertools
+import math
 import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from omni_python.proto.errors import Cancelled, OmniError, Unavailable
+from omni_python.relay.space import Space
 
 GRAIN = 4096
 """Slots are multiples of a page, so that two slots never share one."""
+
+_BESIDE = -1
+"""In place of an offset: there is room beside the pool."""
 
 
 class RelayClosed(OmniError):
@@ -31,9 +36,19 @@ class OutOfSlots(Unavailable):
     """No slot came free in time."""
 
 
+@dataclass(frozen=True, eq=False)
+class Beside:
+    """How memory beside the pool is had (of a number of bytes) and given back. It is for payloads that are larger than
+    the whole pool, and for those that found no room in it for `patience` seconds but would wait longer."""
+
+    make: Callable[[int], Any]
+    free: Callable[[Any], object]
+    patience: float = math.inf
+
+
 @dataclass(slots=True, eq=False)
 class Slot:
-    """One use of a part of the pool, or of `extra` memory beside it, which `on_free` takes back."""
+    """One use of a part of the pool, or of `extra` memory beside it. `on_free` is called when it is free again."""
 
     generation: int
     offset: int
@@ -41,26 +56,30 @@ class Slot:
     request_id: str
     pressed: bool = False
     """Less than half of the pool is free: readers had better copy."""
+    beside: bool = False
     extra: Any = None
-    on_free: Callable[[], None] | None = None
+    """What `Beside.make` made, of a slot beside the pool."""
+    on_free: Callable[[], object] | None = None
     committed: bool = False
     readers: list[int] = field(default_factory=list)
     """Epochs that still owe a credit, one entry for each message."""
 
 
 class Slots:
-    """First fit at the lowest offset (the warmest pages). Those who wait are served in turn. Thread-safe."""
+    """Those who wait for the pool are served in turn, and so are those who may go beside it. Thread-safe.
 
-    def __init__(self, capacity: int, grain: int = GRAIN) -> None:
+    No more bytes than the pool has are out beside it, or one payload that is larger than that."""
+
+    def __init__(self, capacity: int, grain: int = GRAIN, beside: Beside | None = None) -> None:
         self.capacity = capacity
         self._grain = grain
+        self._beside = beside
         self.waits = 0
         """How often a payload had to wait for a slot."""
         self.extras = 0
         """How often a payload got memory beside the pool."""
-        self._free: list[tuple[int, int]] = [(0, capacity)]  # (offset, length), sorted, never adjacent
-        self._free_bytes = capacity
-        self._extra_bytes = 0
+        self._space = Space(capacity)
+        self._bytes_beside = 0
         self._out: dict[int, Slot] = {}  # by generation
         self._generations = itertools.count(1)
         self._lock = threading.RLock()
@@ -68,6 +87,7 @@ class Slots:
         self._sleepers = 0
         """Threads that wait for a change; mostly there is none to be woken."""
         self._queue: deque[object] = deque()
+        self._queue_beside: deque[object] = deque()
         self._waiting: Counter[str] = Counter()
         self._cancelled: set[str] = set()
         self._gone: set[int] = set()  # epochs of dead readers: what is being written for one may be lent to it later
@@ -84,38 +104,29 @@ class Slots:
     def take(self, nbytes: int, request_id: str = "", timeout: float = 0.0) -> Slot:
         """A slot of at least `nbytes`; waits for one up to `timeout` seconds.
 
-        Raises `OutOfSlots`, `RelayClosed`, or `Cancelled` when the request ends meanwhile (`cleanup`).
+        Raises `OutOfSlots`, `RelayClosed`, `Cancelled` when the request ends meanwhile (`cleanup`), or what making
+        memory beside the pool raises.
         """
         length = self._rounded(nbytes)
-        if length > self.capacity:
+        if length > self.capacity and self._beside is None:
             raise OutOfSlots(f"{nbytes} bytes are more than the relay's whole pool of {self.capacity}")
         with self._lock:
-            offset = None if self._queue else self._fit(length)
+            if length <= self.capacity:
+                offset = None if self._queue else self._space.take(length)
+            else:
+                offset = None if self._queue_beside else self._fit_beside(length)
             if offset is None and not self._closed:
                 offset = self._wait(length, request_id, timeout)
             if self._closed:
                 raise RelayClosed("the relay is closed")
             assert offset is not None
-            slot = Slot(next(self._generations), offset, length, request_id, self._free_bytes * 2 < self.capacity)
+            slot = Slot(next(self._generations), offset, length, request_id, self._space.free * 2 < self.capacity)
             self._out[slot.generation] = slot
-            return slot
-
-    def take_extra(self, nbytes: int, request_id: str, extra: Any, on_free: Callable[[], None]) -> Slot:
-        """A slot for memory beside the pool: for what is larger than all of it, or cannot wait.
-
-        Raises `OutOfSlots` when as much as the pool holds is out already in this way.
-        """
-        length = self._rounded(nbytes)
-        with self._lock:
-            if self._closed:
-                raise RelayClosed("the relay is closed")
-            if self._extra_bytes and self._extra_bytes + length > self.capacity:
-                raise self._out_of_slots(length, 0)
-            slot = Slot(next(self._generations), 0, length, request_id, True, extra, on_free)
-            self._extra_bytes += length
-            self.extras += 1
-            self._out[slot.generation] = slot
-            return slot
+            if offset != _BESIDE:
+                return slot
+            slot.offset, slot.beside = 0, True
+        self._make(slot, nbytes)
+        return slot
 
     def commit(self, slot: Slot, readers: Sequence[int]) -> None:
         """Lend a slot to the processes with these epochs; each owes one credit for each time that it is named."""
@@ -175,6 +186,23 @@ class Slots:
                 self._end(slot)
             self._wake()
 
+    def _make(self, slot: Slot, nbytes: int) -> None:
+        """The memory of a slot beside the pool: once its turn has come, so that those who wait have none, and without
+        the lock, since it takes a while."""
+        assert self._beside is not None
+        try:
+            extra = self._beside.make(nbytes)
+        except BaseException:
+            self.abandon(slot)
+            raise
+        with self._lock:
+            if not self._closed:
+                slot.extra, slot.on_free = extra, partial(self._beside.free, extra)
+                self.extras += 1
+                return
+        self._beside.free(extra)
+        raise RelayClosed("the relay is closed")
+
     # -- with the lock held
 
     @contextmanager
@@ -190,70 +218,80 @@ class Slots:
             self._changed.notify_all()
 
     def _wait(self, length: int, request_id: str, timeout: float) -> int | None:
+        """An offset, or `_BESIDE`; None when the relay is closed meanwhile."""
         self.waits += 1
         turn = object()
-        self._queue.append(turn)
+        if length <= self.capacity:
+            self._queue.append(turn)
+        patience = self._patience(length, timeout)
         self._waiting[request_id] += 1
-        end = time.monotonic() + timeout
+        start = time.monotonic()
         try:
             while not self._closed:
                 if request_id in self._cancelled:
                     raise Cancelled("the request ended while it waited for a relay slot")
-                if self._queue[0] is turn and (offset := self._fit(length)) is not None:
+                waited = time.monotonic() - start
+                if waited >= patience and turn not in self._queue_beside:
+                    self._queue_beside.append(turn)
+                if (offset := self._turn(turn, length)) is not None:
                     return offset
-                left = end - time.monotonic()
-                if left <= 0:
+                if waited >= timeout:
                     raise self._out_of_slots(length, timeout)
                 with self._asleep():
-                    self._changed.wait(left)
+                    self._changed.wait((timeout if waited >= patience else min(timeout, patience)) - waited)
             return None
         finally:
-            self._queue.remove(turn)
+            for queue in (self._queue, self._queue_beside):
+                if turn in queue:
+                    queue.remove(turn)
             self._waiting[request_id] -= 1
             if not self._waiting[request_id]:
                 del self._waiting[request_id]
                 self._cancelled.discard(request_id)
             self._wake()  # it may be another's turn
 
+    def _patience(self, length: int, timeout: float) -> float:
+        """The seconds after which a payload that waits may go beside the pool."""
+        if length > self.capacity:
+            return 0
+        if self._beside is None or timeout <= self._beside.patience:
+            return math.inf
+        return self._beside.patience
+
+    def _turn(self, turn: object, length: int) -> int | None:
+        """Room for one of those who wait, where it is the first of a queue."""
+        if self._queue and self._queue[0] is turn and (offset := self._space.take(length)) is not None:
+            return offset
+        if self._queue_beside and self._queue_beside[0] is turn:
+            return self._fit_beside(length)
+        return None
+
     def _out_of_slots(self, length: int, timeout: float) -> OutOfSlots:
+        size = f"{length} bytes"
+        if length > self.capacity:
+            size += f", more than the whole pool of {self.capacity},"
         return OutOfSlots(
-            f"no relay slot of {length} bytes came free in {timeout:.0f} s: {len(self)} slots are held by readers; "
+            f"no relay slot of {size} came free in {timeout:g} s: {len(self)} slots are held by readers; "
             f"raise the stage's relay.slot_size_mb or relay.credits"
         )
 
-    def _fit(self, length: int) -> int | None:
-        for index, (offset, extent) in enumerate(self._free):
-            if extent >= length:
-                if extent == length:
-                    del self._free[index]
-                else:
-                    self._free[index] = (offset + length, extent - length)
-                self._free_bytes -= length
-                return offset
-        return None
+    def _fit_beside(self, length: int) -> int | None:
+        if self._bytes_beside and self._bytes_beside + length > self.capacity:
+            return None
+        self._bytes_beside += length
+        return _BESIDE
 
     def _end(self, slot: Slot) -> None:
         if self._out.pop(slot.generation, None) is None:
             return
         slot.readers = []
-        if slot.extra is not None:
-            self._extra_bytes -= slot.length
+        if slot.beside:
+            self._bytes_beside -= slot.length
         else:
-            self._give_back(slot.offset, slot.length)
+            self._space.give_back(slot.offset, slot.length)
         if slot.on_free is not None:
             slot.on_free()
         self._wake()
-
-    def _give_back(self, offset: int, length: int) -> None:
-        index = bisect.bisect(self._free, (offset, 0))
-        self._free_bytes += length
-        if index < len(self._free) and self._free[index][0] == offset + length:
-            length += self._free.pop(index)[1]
-        if index and sum(self._free[index - 1]) == offset:
-            before = self._free[index - 1]
-            self._free[index - 1] = (before[0], before[1] + length)
-        else:
-            self._free.insert(index, (offset, length))
 
     def _rounded(self, nbytes: int) -> int:
         return -(-nbytes // self._grain) * self._grain or self._grain
