@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
+from omni_python.glue.last_response import send_last, send_last_error
 from omni_python.glue.request import ParsedRequest
 from omni_python.glue.server_features import TAKES_RESPONSE_PARAMETERS
 from omni_python.proto.errors import ErrorCode, OmniError, Unavailable
@@ -40,8 +41,8 @@ _CODES = {
 }
 
 
-def send_error(sender: Any, error: OmniError) -> None:
-    """End a request with an error.
+def send_error(sender: Any, error: OmniError, no_room: bool = False) -> None:
+    """End a request with an error. `no_room`: see `send_last_error`.
 
     Its message begins with the code's name, since gRPC streams carry no codes: asked for them (`triton_grpc_error`),
     Triton 24.10 crashes after some hundreds of errors. Where the client has left, the end comes after `LEAVE` seconds.
@@ -49,9 +50,9 @@ def send_error(sender: Any, error: OmniError) -> None:
     triton_error = pb_utils.TritonError(f"{error.code.name}: {error.shown}", _CODES[error.code])
     response = pb_utils.InferenceResponse(error=triton_error)
     if error.code is ErrorCode.CANCELLED:
-        threading.Timer(LEAVE, sender.send, (response,), {"flags": _FINAL}).start()
+        threading.Timer(LEAVE, send_last_error, (sender, response, no_room)).start()
     else:
-        sender.send(response, flags=_FINAL)
+        send_last_error(sender, response, no_room)
 
 
 def send_description(sender: Any, info: PipelineInfo) -> None:
@@ -61,7 +62,8 @@ def send_description(sender: Any, info: PipelineInfo) -> None:
 
 def send_trace(sender: Any, trace: Trace) -> None:
     """The one response to a request for the trace of another."""
-    sender.send(pb_utils.InferenceResponse([_bytes("trace", encode_trace(trace))]), flags=_FINAL)
+    data = encode_trace(trace)
+    send_last(sender, pb_utils.InferenceResponse([_bytes("trace", data)]), len(data))
 
 
 def send_uptime(sender: Any, seconds: float) -> None:
@@ -151,7 +153,9 @@ class TritonSink:
         try:
             self._send_end(timings, trace)
         except Exception as error:  # an error is small, and may still get through
-            send_error(self._sender, Unavailable(f"the answer could not be sent: {error}"))
+            with self._ending_lock:
+                self._ended = True
+                send_error(self._sender, Unavailable(f"the answer could not be sent: {error}"), no_room=True)
             raise
 
     def _send_end(self, timings: Sequence[StageTiming], trace: Trace | None) -> None:
@@ -168,17 +172,23 @@ class TritonSink:
                 samples = np.concatenate([*self._audio, np.empty(0, np.float32)])
                 tensors += self._content(AudioOutput(samples, self._sample_rate), even_if_empty=True)
         response = self._last_response(tensors + self._ending())
+        nbytes = 0 if self._stream else sum(map(len, self._text)) + self._samples * np.dtype(np.float32).itemsize
         with self._ending_lock:
             self._ended = True
-            self._sender.send(response, flags=_FINAL)
+            send_last(self._sender, response, nbytes)
 
     def fail(self, error: OmniError) -> None:
         """What was streamed stays valid: where part of the answer is complete, a response before the error says so."""
         with self._ending_lock:
             self._ended = True
-            if self._stream and (self._text_end is not None or self._audio_end is not None):
-                self._sender.send(self._last_response(self._ending(failed=True), failed=True))
-            send_error(self._sender, error)
+            try:
+                if self._stream and (self._text_end is not None or self._audio_end is not None):
+                    self._sender.send(self._last_response(self._ending(failed=True), failed=True))
+            except Exception as lost:
+                self._lost = self._lost or Unavailable(f"a response could not be sent: {lost}")
+                raise
+            finally:
+                send_error(self._sender, error, no_room=self._lost is not None)
 
     def _collect(self, payload: Payload) -> None:
         if type(payload) is TextOutput:
