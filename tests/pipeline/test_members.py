@@ -6,6 +6,7 @@ import math
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -43,6 +44,16 @@ def threads_change_often() -> Iterator[None]:
         sys.setswitchinterval(before)
 
 
+class Garbage:
+    """Lets other threads run when it is collected, which is wherever memory is asked for."""
+
+    def __init__(self) -> None:
+        self.me = self
+
+    def __del__(self) -> None:
+        time.sleep(0)
+
+
 def test_processes_may_register_while_heartbeats_are_looked_at() -> None:
     endpoint = cast(Endpoint, SimpleNamespace(epoch=1))
     ignore: Any = lambda *_: None  # noqa: E731
@@ -62,7 +73,9 @@ def test_processes_may_register_while_heartbeats_are_looked_at() -> None:
     with threads_change_often():
         other.start()
         try:
-            for _ in range(30):
+            for _ in range(10):
+                for _ in range(300):
+                    Garbage()
                 members._checked -= 2 * HELD_UP
                 members.check_heartbeats()
         finally:

@@ -130,7 +130,7 @@ class Keeper:
         for epoch in self._deaths.stopped(now):
             self._reasons.setdefault(epoch, STOPPED)
             self._deaths.kill(epoch)
-        for epoch, heard in list(self._heard.items()):
+        for epoch, heard in self._heard.copy().items():
             if now - heard > self._silence and epoch not in self._leaving:
                 self._reasons[epoch] = f"was silent for {now - heard:.0f} s and killed"
                 self._heard.pop(epoch)

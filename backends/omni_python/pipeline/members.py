@@ -170,24 +170,28 @@ class Members:
         return peer
 
     def check_heartbeats(self) -> None:
-        """A process that has not registered for long, or is stopped, is killed, and recovered like any dead one."""
+        """A process that has not registered for long, or is stopped, is killed, and recovered like any dead one.
+
+        Other threads change what this looks at. A dict's copy is made in one step, a list of its items is not: memory
+        for them may be collected from garbage meanwhile, and that can run anything.
+        """
         now = time.monotonic()
         for epoch in self._deaths.stopped(now):
             self._kill(epoch, STOPPED)
         held_up, self._checked = now - self._checked, now
         if held_up > HELD_UP:  # this process was: nobody's heartbeats could be heard meanwhile
-            self._heard = {epoch: heard + held_up for epoch, heard in list(self._heard.items())}
-        for epoch, due in list(self._broken_links.items()):
+            self._heard = {epoch: heard + held_up for epoch, heard in self._heard.copy().items()}
+        for epoch, due in self._broken_links.copy().items():
             if now > due:
                 del self._broken_links[epoch]
                 self._cut(epoch, "was cut off: a connection with another host broke")
-        for epoch, heard in list(self._heard.items()):
+        for epoch, heard in self._heard.copy().items():
             if now - heard > self._silence:
                 peer = self.registry.peer(epoch)
                 if peer is not None and self._endpoint.is_remote(peer.site):
                     self._cut(epoch, f"has not been heard of for {now - heard:.0f} s")
                     continue
-                self._heard.pop(epoch)
+                self._heard.pop(epoch, None)
                 self._kill(epoch, f"was silent for {now - heard:.0f} s and killed")
 
     def _kill(self, epoch: int, why: str) -> None:
