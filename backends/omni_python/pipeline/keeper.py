@@ -148,7 +148,9 @@ class Keeper:
         what = self._reasons.pop(epoch, "died")
         log.error("process %s (%s) %s", process.process, ", ".join(process.stages), what)
         self._tell(GoneMessage(self.epoch, process.process, process.replica, epoch, what))
-        self._recover(process.process, process.replica, self._starts.seconds(process.process, process.replica))
+        key = process.process, process.replica
+        if all((other.process, other.replica) != key for other in list(self._processes.values())):  # no successor
+            self._recover(*key, self._starts.seconds(*key))
 
     def _tell(self, message: GoneMessage) -> None:
         try:

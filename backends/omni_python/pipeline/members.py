@@ -78,7 +78,8 @@ class Members:
 
     def is_complete(self) -> bool:
         """Whether all processes are there, every replica."""
-        return len(self.registry.peers()) == sum(self._spec.replicas.values())
+        replicas = {(peer.process, peer.replica) for peer in self.registry.peers()}
+        return len(replicas) == sum(self._spec.replicas.values())
 
     def close(self) -> None:
         """Let `wait` return for the last time."""
@@ -101,7 +102,7 @@ class Members:
             return
         self._heard[message.epoch] = time.monotonic()
         if replaced is not None:
-            self._lose(replaced, "was restarted")
+            self._step_back(replaced)
         if peer is not None:
             self._given_up.pop((peer.process, peer.replica), None)
             self._endpoint.connect(peer.epoch, peer.address, peer.site)
@@ -118,7 +119,8 @@ class Members:
         if peer is not None:
             self.registry.retire(epoch)  # first: `dismiss` on another thread must find none that can still be chosen
             self._leaving[epoch] = peer
-            self.give_up(peer.process, peer.replica, "its model is being unloaded")
+            if self.registry.current(peer.process, peer.replica) is None:
+                self.give_up(peer.process, peer.replica, "its model is being unloaded")
             self.dismiss()
 
     def gone(self, message: GoneMessage) -> None:
@@ -149,6 +151,20 @@ class Members:
         self._broken[message.epoch] = message.reason
         self._deaths.kill(message.epoch)
 
+    def _step_back(self, peer: Peer) -> None:
+        """Another process has taken this one's place. It may live, where a model is reloaded in place: Triton may start
+        the new instance before it ends the old one. It gets nothing new, ends what it has, and leaves like any other.
+        Those of other hosts are dead: only one process at a time can listen at their places."""
+        if self._endpoint.is_remote(peer.site):
+            self._departed.add(peer.epoch)
+            self.lose(peer.epoch, "was restarted")
+        else:
+            log.warning("process %s was started anew", self._spec.replica_name(peer.process, peer.replica))
+
+    def _has_successor(self, peer: Peer) -> bool:
+        current = self.registry.current(peer.process, peer.replica)
+        return current is not None and current.joined > peer.joined
+
     # -- what becomes of them
 
     def wait(self, timeout: float) -> None:
@@ -158,7 +174,7 @@ class Members:
             self._departed.add(epoch)
             peer = self.lose(epoch, "was unloaded" if unloaded else self._broken.pop(epoch, "died"))
             self._endpoint.remove_socket(epoch)
-            if peer is not None and not unloaded:
+            if peer is not None and not unloaded and not self._has_successor(peer):
                 self._recover(peer.process, peer.replica, self._starts.seconds(peer.process, peer.replica))
 
     def lose(self, epoch: int, what: str) -> Peer | None:

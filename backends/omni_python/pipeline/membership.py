@@ -189,7 +189,7 @@ class Membership:
         gone = [peer for peer in _all(self._peers.values()) if peer.epoch not in epochs]
         for peer in peers:
             former = self._former.pop((peer.process, peer.replica), peer)
-            if former.epoch != peer.epoch:
+            if former.epoch not in epochs:  # there may be two of one replica for a while
                 gone.append(former)
         for peer in gone:
             if peer.epoch not in self._dead:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Collection, Iterator, Mapping
+from collections import Counter
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from omni_python.proto.messages import Peer, RegisterMessage, Route
@@ -20,8 +21,10 @@ class ReplicaLoad:
 
 
 class Registry:
-    """The newest registration of each replica of each process. `version` grows with every change. Thread-safe.
+    """The registrations of each replica of each process. `version` grows with every change. Thread-safe.
 
+    There may be several of one replica: Triton may start a model's new instance before it ends the old one. The newest
+    one that is not leaving gets what is new; the others end what they have.
     A replica can serve once it has seen the version with which it joined, and the others have too: only then do they
     know where to send to. One that joins or goes does not keep the others from serving.
     A request keeps the replicas that `choose` chose for it, one of each process that it needs, until `release`.
@@ -31,10 +34,9 @@ class Registry:
         self._epoch = epoch
         self._stages = {process: frozenset(names) for process, names in stages.items()}
         self._replicas = replicas
-        self._peers: dict[tuple[str, int], Peer] = {}  # by process and replica
-        self._by_epoch: dict[int, Peer] = {}
+        self._peers: dict[int, Peer] = {}  # by epoch, in the order in which they came
+        self._current: dict[tuple[str, int], Peer] = {}  # by process and replica: those that get what is new
         self._seen: dict[int, int] = {}  # epoch -> newest version that it has seen
-        self._joined: dict[int, int] = {}  # epoch -> the version in which it was first
         self._retired: set[int] = set()  # epochs that get no new requests
         self._loads: dict[int, int] = {}  # epoch -> requests, of those that have any
         self._turns: dict[int, int] = {}  # epoch -> when it was last chosen
@@ -44,7 +46,7 @@ class Registry:
         self.version = 1
 
     def register(self, message: RegisterMessage) -> tuple[Peer | None, Peer | None]:
-        """Take a registration. Returns (new peer or None where nothing changed, the peer that it replaces or None).
+        """Take a registration. Returns (new peer or None where nothing changed, the peer whose place it takes or None).
 
         Raises `ValueError` for a process, replica or stages that the pipeline does not have.
         """
@@ -52,11 +54,9 @@ class Registry:
             raise ValueError(f"process {message.process} with stages {message.stages} is not of this pipeline")
         if not 0 <= message.replica < self._replicas[message.process]:
             raise ValueError(f"process {message.process} has no replica {message.replica}")
-        key = message.process, message.replica
         with self._lock:
-            before = self._peers.get(key)
             seen = message.view[1] if message.view[0] == self._epoch else 0
-            if before is not None and before.epoch == message.epoch:
+            if message.epoch in self._peers:
                 if self._seen.get(message.epoch) != seen:
                     self._seen[message.epoch] = seen
                     self._known_ready.clear()
@@ -72,36 +72,42 @@ class Registry:
                 message.replica,
                 self.version,
             )
-            if before is not None:
-                self._forget(before.epoch)
-            self._peers[key] = self._by_epoch[peer.epoch] = peer
-            self._joined[peer.epoch], self._seen[peer.epoch] = self.version, seen
-            self._known_ready.clear()
+            before = self._current.get((peer.process, peer.replica))
+            self._peers[peer.epoch] = peer
+            self._seen[peer.epoch] = seen
+            self._appoint(peer)
             return peer, before
 
     def retire(self, epoch: int) -> None:
         """Choose this process for nothing new; what it has goes on."""
         with self._lock:
-            self._retired.add(epoch)
-            self._known_ready.clear()
+            peer = self._peers.get(epoch)
+            if peer is not None:
+                self._retired.add(epoch)
+                self._appoint(peer)
 
     def remove(self, epoch: int) -> Peer | None:
         """A process is gone."""
         with self._lock:
-            for key, peer in self._peers.items():
-                if peer.epoch == epoch:
-                    del self._peers[key]
-                    self._forget(epoch)
-                    self.version += 1
-                    return peer
-        return None
+            peer = self._peers.pop(epoch, None)
+            if peer is not None:
+                self._seen.pop(epoch, None)
+                self._turns.pop(epoch, None)
+                self._retired.discard(epoch)
+                self._appoint(peer)
+                self.version += 1
+            return peer
 
     def is_informed(self, epoch: int) -> bool:
         """Whether a process has seen any version of this registry."""
         return self._seen.get(epoch, 0) > 0
 
     def peer(self, epoch: int) -> Peer | None:
-        return self._by_epoch.get(epoch)
+        return self._peers.get(epoch)
+
+    def current(self, process: str, replica: int) -> Peer | None:
+        """Who gets a replica's new requests."""
+        return self._current.get((process, replica))
 
     def peers(self) -> list[Peer]:
         with self._lock:
@@ -110,12 +116,11 @@ class Registry:
     def serves(self, process: str) -> bool:
         """Whether a replica of the process takes new requests, or will as soon as all know of it."""
         with self._lock:
-            return any(peer.epoch not in self._retired for peer in self._of(process))
+            return any(name == process for name, _ in self._current)
 
     def serves_all(self) -> bool:
         """Whether `serves` holds for every process. Takes no lock: each look at what is shared is a single step."""
-        peers = list(self._peers.values())
-        return {peer.process for peer in peers if peer.epoch not in self._retired} == self._stages.keys()
+        return {process for process, _ in list(self._current)} == self._stages.keys()
 
     def missing(self, processes: Collection[str]) -> list[str]:
         """Those of `processes` of which no replica is registered."""
@@ -149,7 +154,7 @@ class Registry:
         """The process of a route that runs a stage; None if one of the route's processes is gone, whichever."""
         found = None
         for epoch in route:
-            peer = self._by_epoch.get(epoch)
+            peer = self._peers.get(epoch)
             if peer is None:
                 return None
             if stage in peer.stages:
@@ -159,28 +164,39 @@ class Registry:
     def loads(self) -> list[ReplicaLoad]:
         """Every replica that the pipeline has, also those that are not there now."""
         with self._lock:
-            by_replica = {key: self._loads.get(peer.epoch, 0) for key, peer in self._peers.items()}
+            by_replica: Counter[tuple[str, int]] = Counter()
+            for peer in self._peers.values():
+                by_replica[peer.process, peer.replica] += self._loads.get(peer.epoch, 0)
         return [
-            ReplicaLoad(process, replica, by_replica.get((process, replica), 0))
+            ReplicaLoad(process, replica, by_replica[process, replica])
             for process, count in self._replicas.items()
             for replica in range(count)
         ]
 
     # -- with the lock held
 
-    def _of(self, process: str) -> Iterator[Peer]:
-        return (peer for (name, _), peer in self._peers.items() if name == process)
+    def _appoint(self, changed: Peer) -> None:
+        """Find who gets what is new of a replica one of whose registrations has changed."""
+        self._known_ready.clear()
+        key = changed.process, changed.replica
+        found = None
+        for peer in self._peers.values():
+            if (peer.process, peer.replica) == key and peer.epoch not in self._retired:
+                found = peer
+        if found is None:
+            self._current.pop(key, None)
+        else:
+            self._current[key] = found
 
     def _ready(self, process: str) -> list[Peer]:
         """Those that can serve."""
         ready = self._known_ready.get(process)
         if ready is None:
-            informed = [seen for epoch, seen in self._seen.items() if seen >= self._joined[epoch]]
-            known = min(informed, default=0)  # all that joined up to this version know of each other
+            informed = [peer for peer in self._current.values() if self._seen[peer.epoch] >= peer.joined]
+            known = min((self._seen[peer.epoch] for peer in informed), default=0)
+            # All that joined up to this version know of each other. What has stepped back is in nobody's new route.
             ready = self._known_ready[process] = [
-                peer
-                for peer in self._of(process)
-                if peer.epoch not in self._retired and self._joined[peer.epoch] <= min(known, self._seen[peer.epoch])
+                peer for peer in informed if peer.process == process and peer.joined <= known
             ]
         return ready
 
@@ -198,11 +214,3 @@ class Registry:
 
     def _rank(self, peer: Peer) -> tuple[int, int]:
         return self._loads.get(peer.epoch, 0), self._turns.get(peer.epoch, 0)
-
-    def _forget(self, epoch: int) -> None:
-        self._known_ready.clear()
-        self._by_epoch.pop(epoch, None)
-        self._seen.pop(epoch, None)
-        self._joined.pop(epoch, None)
-        self._turns.pop(epoch, None)
-        self._retired.discard(epoch)
