@@ -10,6 +10,7 @@ import mmap
 import queue
 from abc import abstractmethod
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, Generic, TypeVar
 
@@ -80,8 +81,9 @@ class ReadRelay(Relay[R], Generic[R]):
     # -- reading
 
     def get_view(self, sender: int, ref: R) -> np.ndarray:
-        while not self._landed.empty():
-            self._landing.credit(self._landed.get(), self._epoch)
+        with suppress(queue.Empty):  # never waiting: another thread that reads may take what this one saw there
+            while True:
+                self._landing.credit(self._landed.get_nowait(), self._epoch)
         try:
             slot = self._landing.take(ref.nbytes)
         except OutOfSlots:
