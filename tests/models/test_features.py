@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from typing import Any
 
 import numpy as np
 import pytest
@@ -56,6 +57,44 @@ def test_audio_features_equal_the_oracle(name: str) -> None:
     assert load_case(name).features["audio_features"].error(made.features) < AUDIO_TOLERANCE
     expected = load_case(name).audio_lengths
     assert expected is not None and made.lengths.tolist() == expected.tolist()
+
+
+def heard_by_hugging_face(clips: list[np.ndarray]) -> list[np.ndarray]:
+    from transformers import WhisperFeatureExtractor
+
+    extractor = WhisperFeatureExtractor.from_pretrained(checkpoint())
+    heard = extractor(clips, sampling_rate=16000, padding=True, return_attention_mask=True, return_tensors="np")
+    masks = heard["attention_mask"].astype(bool)
+    return [spectrum[:, mask] for spectrum, mask in zip(heard["input_features"], masks, strict=True)]
+
+
+@pytest.mark.parametrize("rest", [0, 1, 159, 160, 161, 399, 400, 559, 560, 561, 9000])
+def test_clips_are_heard_as_beside_each_other(rest: int) -> None:
+    """The longest is longer by `rest` samples. The shorter ones are loudest in their last ones, which frames after
+    their end hear best."""
+    random = np.random.default_rng()
+    length = int(random.integers(1000, 3000))
+    clips = [random.normal(0, 0.001, length + more).astype(np.float32) for more in (0, rest, -300)]
+    clips[0][-3:] = clips[2][-3:] = 0.9
+    made = AudioFeatures(checkpoint())(clips)
+    expected = heard_by_hugging_face(clips)
+    assert made.lengths.tolist() == [spectrum.shape[1] for spectrum in expected]
+    # the filters differ by a rounding
+    np.testing.assert_allclose(made.features.numpy(), np.concatenate(expected, axis=1), rtol=0, atol=AUDIO_TOLERANCE)
+
+
+def test_many_short_clips_take_little_memory_beside_a_long_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[int] = []
+    stft = torch.stft
+
+    def counted(samples: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        taken.append(samples.numel())
+        return stft(samples, *args, **kwargs)
+
+    monkeypatch.setattr(torch, "stft", counted)
+    clips = [np.zeros(160000, np.float32), *[np.zeros(800, np.float32)] * 20]
+    assert AudioFeatures(checkpoint())(clips).lengths.tolist() == [1000, *[5] * 20]
+    assert sum(taken) < 160000 + 20 * 2000
 
 
 def test_target_sizes_are_those_of_hugging_face() -> None:

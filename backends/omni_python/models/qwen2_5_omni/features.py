@@ -106,20 +106,26 @@ class MediaReader:
         media.seconds += len(clip) / self._rate
 
     def _log_mel(self, clips: list[np.ndarray]) -> tuple[torch.Tensor, torch.Tensor]:
+        # One by one: padded to the longest, many short clips beside a long one would fill the memory.
+        heard = [self._spectrum(clip) for clip in clips]
+        return torch.cat(heard, dim=1), torch.tensor([spectrum.shape[1] for spectrum in heard])
+
+    def _spectrum(self, clip: np.ndarray) -> torch.Tensor:
+        """[mel bins, frames]."""
         # Hugging Face pads to 300 s. No frame sees more silence than this, and as there it is whole frames in all,
         # which matters where the silence comes first.
         hop = self._hear.hop_length
-        longest = -(-(max(map(len, clips)) + self._shortest) // hop) * hop
+        padded = -(-(len(clip) + self._shortest) // hop) * hop
         heard = self._hear(
-            clips,
+            clip,
             sampling_rate=self._rate,
             padding="max_length",
-            max_length=longest,
+            max_length=padded,
             return_attention_mask=True,
             return_tensors="pt",
         )
-        mask = heard["attention_mask"].bool()
-        return heard["input_features"].permute(0, 2, 1)[mask].T.contiguous(), mask.sum(dim=1)
+        spectrum: torch.Tensor = heard["input_features"][0]
+        return spectrum[:, heard["attention_mask"][0].bool()]
 
 
 def audio_tokens(frames: int) -> int:

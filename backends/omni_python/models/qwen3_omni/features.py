@@ -29,21 +29,29 @@ class AudioFeatures:
     def __call__(self, clips: Sequence[np.ndarray]) -> AudioInput:
         """Features of mono float32 clips [n] at `sample_rate`, all clips of one request at once.
 
-        Clips are padded to the longest before the spectrum is taken, as in the reference: the last frame of a shorter
-        one sees silence after its end.
+        The reference pads clips to the longest before the spectrum is taken: a shorter one's last frame hears silence
+        after its end. Here each is padded by no more than its frames hear: many short clips beside a long one would
+        fill the memory otherwise.
         """
         short = min(clip.size for clip in clips)
         if short < self._shortest:
             raise InvalidArgument(
                 f"audio of {short} samples is too short; at least {self._shortest} at {self.sample_rate} Hz are needed"
             )
-        samples = torch.zeros(len(clips), max(clip.size for clip in clips))
-        for row, clip in zip(samples, clips, strict=True):
-            row[: clip.size] = torch.from_numpy(np.ascontiguousarray(clip, np.float32))
-        spectra = log_mel(samples, self._mel, self._fft, self._hop)
-        lengths = [min(math.ceil(clip.size / self._hop), spectra.shape[2]) for clip in clips]
-        features = torch.cat([spectrum[:, :length] for spectrum, length in zip(spectra, lengths, strict=True)], dim=1)
-        return AudioInput(features=features.contiguous(), lengths=torch.tensor(lengths))
+        longest = max(clip.size for clip in clips)
+        spectra = [self._spectrum(clip, longest) for clip in clips]
+        lengths = [spectrum.shape[1] for spectrum in spectra]
+        return AudioInput(features=torch.cat(spectra, dim=1).contiguous(), lengths=torch.tensor(lengths))
+
+    def _spectrum(self, clip: np.ndarray, longest: int) -> torch.Tensor:
+        """[mel bins, frames] of a clip that is one of several, `longest` samples at most."""
+        # Frames centred up to half a window after the end hear some of the clip, and count for its loudest value. They
+        # reach half a window further; the last frame is dropped.
+        padded = min(clip.size + self._fft + self._hop, longest)
+        samples = torch.zeros(1, padded)
+        samples[0, : clip.size] = torch.from_numpy(np.ascontiguousarray(clip, np.float32))
+        spectrum = log_mel(samples, self._mel, self._fft, self._hop)[0]
+        return spectrum[:, : math.ceil(clip.size / self._hop)]
 
 
 def audio_tokens(frames: int, window: int = 50) -> int:
