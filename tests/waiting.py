@@ -9,6 +9,9 @@ from collections.abc import Callable
 def wait_until(holds: Callable[[], object], timeout: float = 10.0, period: float = 0.01) -> None:
     """Until `holds()` is true, looked at each `period` seconds. Fails after `timeout` seconds."""
     end = time.monotonic() + timeout
-    while not holds():
-        assert time.monotonic() < end, f"not so after {timeout:g} s"
+    while True:
+        last = time.monotonic() >= end  # before the look: this thread may be held up after it
+        if holds():
+            return
+        assert not last, f"not so after {timeout:g} s"
         time.sleep(period)

@@ -28,9 +28,10 @@ def held(server: TritonServer, pipeline: str) -> dict[str, float]:
     }
 
 
-def wait_empty(server: TritonServer, pipeline: str, timeout: float = 5.0) -> None:
+def wait_empty(server: TritonServer, pipeline: str, timeout: float = 10.0) -> None:
     """Metrics are written four times a second: a state has to hold for longer than that to count. A server that has
-    just started takes requests a moment before it gives metrics."""
+    just started takes requests a moment before it gives metrics. Of a request that has just ended, or was short, this
+    says nothing where their writer was held up: wait for what counts it, too."""
     end = time.monotonic() + timeout
     empty_since = None
     while time.monotonic() < end:
@@ -54,12 +55,24 @@ def aborted(server: TritonServer, pipeline: str) -> float:
     return read(server, "omni_requests_total", pipeline=pipeline, state="aborted")
 
 
-def wait_aborted(server: TritonServer, pipeline: str, count: float, timeout: float = 5.0) -> None:
+def wait_aborted(server: TritonServer, pipeline: str, count: float, timeout: float = 10.0) -> None:
     """Counters are written a moment later; on a busy machine that can be a long one."""
     end = time.monotonic() + timeout
     while aborted(server, pipeline) < count and time.monotonic() < end:
         time.sleep(0.05)
     assert aborted(server, pipeline) == count
+
+
+def wait_left(server: TritonServer, pipeline: str, count: float) -> None:
+    """Until so many requests were aborted, and nothing of them is held; and no more were."""
+    wait_aborted(server, pipeline, count)
+    wait_empty(server, pipeline)
+    assert aborted(server, pipeline) == count
+
+
+def in_flight(server: TritonServer, pipeline: str) -> float:
+    """Requests that the pipeline has and that have not ended, as it wrote last."""
+    return read(server, "omni_requests_in_flight", pipeline=pipeline)
 
 
 def samples(server: TritonServer) -> list[tuple[str, dict[str, str], float]]:

@@ -64,10 +64,9 @@ def question(repo_root: Path) -> bytes:
 def aborted(server: TritonServer) -> Iterator[None]:
     """The test ends exactly one request before its end, and leaves nothing in any stage."""
     metrics.wait_empty(server, MODEL)
-    before = metrics.read(server, "omni_requests_total", pipeline=MODEL, state="aborted")
+    before = metrics.aborted(server, MODEL)
     yield
-    metrics.wait_empty(server, MODEL)
-    assert metrics.read(server, "omni_requests_total", pipeline=MODEL, state="aborted") == before + 1
+    metrics.wait_left(server, MODEL, before + 1)
 
 
 def b64(data: bytes) -> str:
