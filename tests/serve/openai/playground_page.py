@@ -15,6 +15,9 @@ from omni_python.serve.openai.encoding import encoded
 from omni_python.serve.openai.server import HttpServer
 from tests.serve.openai.test_encoding import tone
 
+# Most pages are waited for as long as this at most; 5 s, the default, is little on a busy machine.
+expect.set_options(timeout=20_000)
+
 HEARD_HZ = 440.0
 """The pitch that the microphone hears."""
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import time
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,10 @@ from openai.resources.realtime.realtime import RealtimeConnection
 
 from omni_python.proto.wav import wav_of_pcm16
 from omni_python.serve.openai.server import HttpServer
+from omni_python.serve.triton_server import TritonServer
+from tests.e2e import metrics
 from tests.serve.openai.realtime import FRAME, LONG, MODEL, SHORT, STOP, b64, chat, conform, joined, kinds, say, until
+from tests.waiting import wait_until
 
 
 def test_a_text_turn(connection: RealtimeConnection, sdk: openai.OpenAI) -> None:
@@ -164,12 +166,14 @@ def test_a_response_out_of_the_conversation(connection: RealtimeConnection, sdk:
 
 
 @pytest.mark.parametrize("wait_for", ["response.created", "response.output_audio_transcript.delta"])
-def test_cancelling(aborted: None, connection: RealtimeConnection, wait_for: str, sdk: openai.OpenAI) -> None:
+def test_cancelling(
+    aborted: None, connection: RealtimeConnection, wait_for: str, sdk: openai.OpenAI, server: TritonServer
+) -> None:
     say(connection, "Tell me a long story.")
     connection.response.create(response=LONG)
     said = joined(until(connection, wait_for), "response.output_audio_transcript.delta")
     if wait_for == "response.created":
-        time.sleep(0.05)  # for the request to reach the pipeline
+        wait_until(lambda: metrics.in_flight(server, MODEL), period=0.05)
     connection.response.cancel()
     connection.response.create(response={"output_modalities": ["text"], "input": [STOP]})
     events = until(connection)
