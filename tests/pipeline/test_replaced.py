@@ -99,7 +99,7 @@ def test_an_old_process_takes_its_place_again_where_the_new_one_does_not_stay(li
     new = reload_in_place(line, directory)
     old = line.processes["old b"]
     new.drain(LONG)
-    assert is_current(line, old)
+    wait_until(lambda: is_current(line, old))
     line.submit()[1].wait()
     assert old.stages["b"].accepted == 2
     line.wait_empty()
