@@ -6,12 +6,22 @@ from pathlib import Path
 
 import pytest
 
+from omni_python.planning.costs import Costs
 from omni_python.serve.triton_server import TritonServer
 from tests.planning.real_run import FRAMES, TEXT_TOKENS, compare, measure
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(400)
 
 CLIENTS = 4
+
+
+def measured(server: TritonServer, folder: Path) -> Costs:
+    """Again where a server that was held up wrote its totals too late for a measurement, which then misses steps."""
+    for _ in range(3):
+        costs = measure(server, folder, f"1,{CLIENTS}", requests=8)
+        if [costs.stages[name].steps for name in ("thinker", "talker_ar")] == [TEXT_TOKENS, FRAMES + 1]:
+            break
+    return costs
 
 
 def test_predicts_the_server_that_it_measured(
@@ -19,7 +29,7 @@ def test_predicts_the_server_that_it_measured(
 ) -> None:
     """Machines have other work at times, so only the work of a request is held to a bound, a wide one; on a machine
     that has nothing else to do, what is printed are rates and latencies to compare."""
-    costs = measure(tiny_server, tmp_path, f"1,{CLIENTS}", requests=8)
+    costs = measured(tiny_server, tmp_path)
     assert set(costs.stages) == {"preprocessing", "mm_aggregate", "thinker", "decode", "talker_ar", "code2wav"}
     thinker, talker, vocoder = (costs.stages[name] for name in ("thinker", "talker_ar", "code2wav"))
     assert (thinker.kind, talker.kind, vocoder.kind) == ("loop", "loop", "queue")
