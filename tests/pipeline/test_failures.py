@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,6 +24,7 @@ from omni_python.proto.errors import DeadlineExceeded, InvalidArgument, OmniErro
 from omni_python.proto.messages import DrainMessage, Envelope, RecordOrder, SubmitMessage, new_epoch
 from omni_python.proto.payload import Payload, TextOutput
 from omni_python.relay.put_off import handle
+from omni_python.scheduling.simple import SimpleScheduler
 from tests.pipeline.harness import Pipeline, Sink, request, running
 from tests.waiting import wait_until
 
@@ -252,6 +254,46 @@ def test_a_target_that_is_not_there_fails_alone(directory: Path) -> None:
         found, error = results(pipeline.submit(nbytes=3, delay=0.2, delay_stage="text")[1])
         assert list(found) == ["text"]
         assert isinstance(error, Unavailable) and "gone" in str(error)
+        pipeline.wait_empty()
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("completes", [True, False])
+def test_a_process_that_has_done_its_part_may_die(directory: Path, stream: bool, completes: bool) -> None:
+    """Where nothing else depends on it the request goes on, and fails, if it does, with what comes after."""
+    stages = [
+        stage.model_copy(update={"process": "t"}) if stage.name == "text" else stage
+        for stage in TwoAnswersPipelineConfig().stages
+    ]
+    with running(TwoAnswersPipelineConfig().changed(stages=stages), directory) as pipeline:
+        is_working, go = threading.Event(), threading.Event()
+        scheduler = pipeline.processes["s"].stages["speech"].scheduler
+        assert isinstance(scheduler, SimpleScheduler)
+        compute = scheduler._compute_one
+
+        def compute_late(*arguments: Any) -> Payload:
+            is_working.set()
+            assert go.wait(20)
+            assert compute is not None
+            return compute(*arguments)
+
+        scheduler._compute_one = compute_late
+        asked = request(nbytes=5, fail_stage="" if completes else "speech")
+        asked.stream = stream
+        sink = Sink()
+        coordinator = pipeline.coordinator
+        record = coordinator._requests.get(coordinator.submit(asked, sink))
+        assert record is not None
+        try:
+            wait_until(lambda: record.completed == {"text"})
+            assert is_working.wait(10)
+            coordinator._members.lose(pipeline.processes["t"]._endpoint.epoch, "died")
+        finally:
+            go.set()
+        found, error = results(sink)
+        assert (sorted(found), str(error)) == (
+            (["speech", "text"], "None") if completes else (["text"], "NoopFailure: stage speech fails, as asked")
+        )
         pipeline.wait_empty()
 
 

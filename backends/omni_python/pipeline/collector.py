@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Collection
 from functools import partial
@@ -27,8 +28,8 @@ log = logging.getLogger(__name__)
 
 
 class Collector:
-    """Chunks and results come on the receiving thread; requests are ended on any. `start(request)` is called for each
-    that is to start in place of one that has ended."""
+    """Chunks and results of one process come on one thread at a time, those of several on several; requests are ended
+    on any. `start(request)` is called for each that is to start in place of one that has ended."""
 
     def __init__(
         self,
@@ -47,6 +48,9 @@ class Collector:
         self._requests = requests
         self._answers = answers
         self._start = start
+        self._lock = threading.Lock()
+        """Held while a result, a failure or an end is noted, and a result that is not the last is put on its way: so
+        that the last one, or an error, comes behind all others."""
 
     def take_chunk(self, message: StreamMessage) -> None:
         """A terminal stage has a part for the client."""
@@ -68,23 +72,26 @@ class Collector:
         payload = self._payload(request, message.epoch, message.payload)
         if request is None or payload is None:
             return
-        if message.source in request.failed:
-            return
         if message.source not in request.terminals:
             self.end(request, RequestState.FAILED, OmniError(f"unexpected result from stage {message.source}"))
             return
         if request.trace is not None:
             request.trace.work.arrived(message.source, stream=False)
         since = time.monotonic() - request.admitted
-        for ago in message.timings:
-            request.timings.setdefault(ago.stage, ago.shifted(since))
-        request.completed.add(message.source)
-        if request.completed == request.terminals:
+        with self._lock:
+            if message.source in request.failed or self._requests.get(request.id) is None:
+                return
+            for ago in message.timings:
+                request.timings.setdefault(ago.stage, ago.shifted(since))
+            request.completed.add(message.source)
+            is_last = request.completed == request.terminals
+            if not is_last:
+                request.is_answered = True
+                self._answers.put(request.id, partial(request.sink.result, message.source, payload))
+        if is_last:
             self._complete(request, message.source, payload)
-            return
-        request.is_answered = True
-        self._answers.put(request.id, partial(request.sink.result, message.source, payload))
-        self._end_if_complete(request)
+        else:
+            self._end_if_complete(request)
 
     def _complete(self, request: Request, stage: str, payload: Payload) -> None:
         """The last of a request's results is there. Where it is all that there is to send, and little, it is sent on
@@ -105,16 +112,22 @@ class Collector:
 
     def fail_part(self, request: Request, stages: Collection[str], error: OmniError) -> None:
         """Stages failed a request. Streamed answers that do not depend on them go on to their end, and the request
-        fails after that; it fails at once where none is left, or where nothing can be sent before the end anyway."""
-        lost = (self._spec.fed_by(stages) & request.terminals) - request.completed - request.failed
-        left = request.left - lost
-        if not request.stream or isinstance(error, _WHOLE_REQUEST) or (left and not lost and not request.failed):
+        fails after that; it fails at once where none is left, or where nothing can be sent before the end anyway. It
+        does not fail where only results depend on them that have come already."""
+        with self._lock:
+            fed = self._spec.fed_by(stages) & request.terminals
+            lost = fed - request.completed - request.failed
+            left = request.left - lost
+            concerns_all = isinstance(error, _WHOLE_REQUEST) or not (fed or request.failed)
+            if not (lost or concerns_all):
+                return
+            ends_all = concerns_all or not request.stream
+            if not ends_all:
+                request.failed |= lost
+                request.error = request.error or error
+        if ends_all:
             self.end(request, RequestState.FAILED, error)
             return
-        if not lost:
-            return
-        request.failed |= lost
-        request.error = request.error or error
         if left:
             log.warning("request %s goes on without %s: %s", request.id, ", ".join(sorted(lost)), error)
             self._members.tell_route(
@@ -141,7 +154,8 @@ class Collector:
 
     def _release(self, request: Request, state: RequestState, late: bool = False) -> bool:
         """Bring a request to its one final state, and let go what it held; False where it has one."""
-        starting = self._requests.finish(request, state, late)
+        with self._lock:
+            starting = self._requests.finish(request, state, late)
         if starting is None:
             return False
         self._registry.release(request.route)
