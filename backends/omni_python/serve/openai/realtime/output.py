@@ -48,6 +48,8 @@ class Output:
         if whole and self._pcm is not None:
             await self._send_audio(self._entry, self._pcm.end())
         entry = self._updated(self._entry, status)
+        # The item is done, so that the client may delete it while a send waits.
+        before = self._conversation.before(entry.id) if self._conversation is not None else None
         place = self._place(entry)
         if self._session.speaks:
             await self._send(events.AudioDone(**place))
@@ -56,7 +58,6 @@ class Output:
             await self._send(events.TextDone(**place, text=self._text))
         await self._send(events.ContentPartDone(**place, part=self._part()))
         if self._conversation is not None:
-            before = self._conversation.before(entry.id)
             await self._send(events.ItemDone(previous_item_id=before, item=entry.item.shown()))
         await self._send(events.OutputItemDone(response_id=self._response_id, item=entry.item.shown()))
 
