@@ -7,7 +7,10 @@ from typing import Annotated, Any, Literal
 import jiter
 from pydantic import Field, StrictInt, StrictStr, TypeAdapter, ValidationError
 
+from omni_python.proto.json_size import MAX_JSON_VALUES, has_too_many_values
+from omni_python.serve.openai.counting import at_most
 from omni_python.serve.openai.errors import ApiError, validation_error
+from omni_python.serve.openai.realtime.conversation import MAX_ITEMS
 from omni_python.serve.openai.realtime.items import InputItem, ItemField, ItemId, Pcm
 from omni_python.serve.openai.realtime.session import ResponseOptions, Session
 from omni_python.serve.openai.schema import Body
@@ -66,7 +69,7 @@ class ResponseRequest(ResponseOptions):
     """`input` is answered instead of the conversation; `conversation` "none" keeps the answer out of it."""
 
     conversation: Literal["auto", "none"] = "auto"
-    input: list[InputItem] | None = None
+    input: Annotated[list[InputItem], at_most(MAX_ITEMS, "items")] | None = None
     metadata: Annotated[dict[str, str], Field(max_length=16)] | None = None
 
 
@@ -107,8 +110,14 @@ def parse(text: str | None) -> ClientEvent:
     """Of a text message; None stands for a binary one. Raises `BadEvent`."""
     if text is None:
         raise BadEvent(ApiError(400, "Events are JSON in text messages, not binary ones.", "invalid_json"), None)
+    data = text.encode()
+    if has_too_many_values(data):
+        reason = (
+            f"The event has more than {MAX_JSON_VALUES} values in its lists and objects, the most that are accepted"
+        )
+        raise BadEvent(ApiError(400, f"{reason}.", "too_large"), None)
     try:
-        event = jiter.from_json(text.encode(), allow_inf_nan=False, catch_duplicate_keys=True)
+        event = jiter.from_json(data, allow_inf_nan=False, catch_duplicate_keys=True)
     except ValueError as error:
         raise BadEvent(ApiError(400, f"The event is not valid JSON: {error}.", "invalid_json"), None) from None
     try:

@@ -3,25 +3,34 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
+from omni_python.proto.request import MAX_PARTS
 from omni_python.proto.wav import wav_of_pcm16
 from omni_python.serve.openai.errors import ApiError
 from omni_python.serve.openai.realtime.items import (
     AssistantItem,
     InputAudio,
     InputImage,
+    InputPart,
     InputText,
     Item,
     OutputAudio,
+    OutputPart,
+    OutputText,
 )
 from omni_python.serve.openai.realtime.session import new_id
 
 MAX_ITEMS = 1000
 MAX_BYTES = 64 << 20
 """Of text, sound and pictures in one conversation, which all go to the pipeline again with every response."""
+PART_BYTES = 1024
+"""That a part is counted as beside its content: about what it takes where it is kept."""
+_LIMITS = f"at most {MAX_ITEMS} items, {MAX_PARTS - 1} parts and {MAX_BYTES} bytes, where a part costs {PART_BYTES}"
+"""The instructions, which come before them, are a part, too."""
 
 
 @dataclass(frozen=True)
@@ -37,11 +46,18 @@ class Entry:
         return self.item.id or ""
 
     @property
+    def parts(self) -> int:
+        """As the pipeline counts them."""
+        return 1 if isinstance(self.item, AssistantItem) else len(self.item.content)
+
+    @cached_property
     def size(self) -> int:
         """Bytes that it holds, about."""
-        if isinstance(self.item, AssistantItem):
-            return len(self.item.text)
-        return sum(_part_size(part) for part in self.item.content)
+        return sum(PART_BYTES + _content_size(part) for part in self.item.content)
+
+
+_ANSWER = Entry(AssistantItem(content=[]), 0)
+"""One that does not say anything yet."""
 
 
 class Conversation:
@@ -63,7 +79,7 @@ class Conversation:
         index = 0 if after == "root" else len(self._entries)
         if after not in (None, "root"):
             index = self._index(after, "previous_item_id") + 1
-        self.check_room(entry.size)
+        self.check_room(entry)
         self._entries.insert(index, entry)
         return entry
 
@@ -71,12 +87,10 @@ class Conversation:
         """The assistant's, at the end; `check_room` comes before its request."""
         self._entries.append(entry)
 
-    def check_room(self, size: int = 0) -> None:
-        """Raises `ApiError` where one more item of that many bytes does not fit."""
-        held = sum(entry.size for entry in self._entries)
-        if len(self._entries) >= MAX_ITEMS or held + size > MAX_BYTES:
-            limits = f"at most {MAX_ITEMS} items and {MAX_BYTES} bytes"
-            raise ApiError(400, f"The conversation is full: {limits}. Delete some of its items.", "conversation_full")
+    def check_room(self, entry: Entry = _ANSWER) -> None:
+        """Raises `ApiError` where this one does not fit in, too."""
+        if _is_too_much([*self._entries, entry]):
+            raise ApiError(400, f"The conversation is full: {_LIMITS}. Delete some of its items.", "conversation_full")
 
     def get(self, item_id: str) -> Entry:
         """Raises `ApiError` where there is none."""
@@ -125,9 +139,20 @@ def _check_done(entry: Entry) -> None:
 
 
 def messages(entries: Iterable[Entry], instructions: str) -> list[Mapping[str, Any]]:
-    """A conversation in the pipeline's form."""
+    """A conversation in the pipeline's form. Raises `ApiError` for one that is larger than a session's may be."""
+    entries = list(entries)
+    if _is_too_much(entries):
+        raise ApiError(400, f"There is too much to answer: {_LIMITS}.", "input_too_large")
     system: list[Mapping[str, Any]] = [{"role": "system", "content": instructions}] if instructions else []
     return system + [message for entry in entries if (message := _message(entry)) is not None]
+
+
+def _is_too_much(entries: Sequence[Entry]) -> bool:
+    return (
+        len(entries) > MAX_ITEMS
+        or sum(entry.parts for entry in entries) >= MAX_PARTS
+        or sum(entry.size for entry in entries) > MAX_BYTES
+    )
 
 
 def _message(entry: Entry) -> Mapping[str, Any] | None:
@@ -149,14 +174,16 @@ def _part(part: InputText | InputAudio | InputImage, rate: int) -> Mapping[str, 
             return {"type": "image_url", "image_url": {"url": url}}
 
 
-def _part_size(part: InputText | InputAudio | InputImage) -> int:
+def _content_size(part: InputPart | OutputPart) -> int:
     match part:
-        case InputText(text=text):
-            return len(text)
-        case InputAudio(audio=audio):
-            return len(audio)
+        case InputText(text=text) | OutputText(text=text):
+            return len(text.encode())
+        case InputAudio(audio=audio, transcript=transcript):
+            return len(audio) + len((transcript or "").encode())
         case InputImage(image_url=url):
-            return len(url)
+            return len(url.encode())
+        case OutputAudio(transcript=transcript):
+            return len(transcript.encode())
 
 
 def _cut(text: str, fraction: float) -> str:

@@ -9,8 +9,11 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Discriminator, Field, PlainSerializer, StrictStr, Tag
 from pydantic_core import PydanticCustomError
 
+from omni_python.serve.openai.counting import at_most
 from omni_python.serve.openai.realtime.audio import BYTES
 from omni_python.serve.openai.schema import Body, Text
+
+MAX_ITEM_PARTS = 100
 
 
 def _decoded(value: Any) -> Any:
@@ -71,6 +74,7 @@ class OutputAudio(Body):
 
 InputPart = Annotated[InputText | InputAudio | InputImage, Field(discriminator="type")]
 OutputPart = Annotated[OutputText | OutputAudio, Field(discriminator="type")]
+_FEW = at_most(MAX_ITEM_PARTS, "parts")
 
 
 class _Item(Body):
@@ -87,17 +91,17 @@ class _Item(Body):
 
 class SystemItem(_Item):
     role: Literal["system"] = "system"
-    content: Annotated[list[InputText], Field(min_length=1)]
+    content: Annotated[list[InputText], Field(min_length=1), _FEW]
 
 
 class UserItem(_Item):
     role: Literal["user"] = "user"
-    content: Annotated[list[InputPart], Field(min_length=1)]
+    content: Annotated[list[InputPart], Field(min_length=1), _FEW]
 
 
 class AssistantItem(_Item):
     role: Literal["assistant"] = "assistant"
-    content: list[OutputPart]
+    content: Annotated[list[OutputPart], _FEW]
 
     @property
     def text(self) -> str:

@@ -11,14 +11,14 @@ from pydantic import Field, StrictBool, StrictInt, StrictStr
 from omni_python.proto.info import PipelineInfo
 from omni_python.serve.openai.errors import ApiError
 from omni_python.serve.openai.realtime.silero import weights_file
-from omni_python.serve.openai.schema import Body, Number, SamplingFields, Text
+from omni_python.serve.openai.schema import Body, Count, Number, SamplingFields, Text
 
 SAMPLE_RATE = 24000
 """Hz, where a client asks for nothing else."""
 
 Modalities = Annotated[list[Literal["text", "audio"]], Field(min_length=1, max_length=1)]
 """What to answer with; speech always has its transcript beside it."""
-MaxTokens = Annotated[StrictInt, Field(ge=1)] | Literal["inf"]
+MaxTokens = Count | Literal["inf"]
 
 
 def new_id(kind: str) -> str:
