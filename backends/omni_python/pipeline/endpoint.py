@@ -158,14 +158,15 @@ class Endpoint:
         outlet.close()  # which waits for whoever is sending: nobody else need wait for that
         self.connect(epoch, address)
 
-    def forget(self, epoch: int) -> None:
-        """A peer is dead: what is queued for it is dropped, what it held comes back, and its memory is let go."""
+    def forget(self, epoch: int, linger: float = 0.0) -> None:
+        """A peer is dead, or is to end: what it held comes back, its memory is let go, and what is queued for it is
+        dropped, after `linger` seconds."""
         self.carrier.forget(epoch)  # first: what still comes of it then waits for no bytes
         with self._lock:
             outlet = self._outlets.pop(epoch, None)
             transfers = self._transfers.pop(epoch, None)
         if outlet is not None:
-            outlet.close()
+            outlet.close(linger)
         if transfers is not None:
             transfers.end()
 

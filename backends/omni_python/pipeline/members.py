@@ -29,6 +29,9 @@ KEEPER_PATIENCE = 0.5
 HELD_UP = 3.0
 """Seconds without a look at heartbeats (one is due each second at least) that cannot be held against the others."""
 
+LINGER = 1.0
+"""Seconds for a goodbye to reach another host."""
+
 STOPPED = "was stopped by a signal and killed"
 
 log = logging.getLogger(__name__)
@@ -174,7 +177,9 @@ class Members:
             self._departed.add(epoch)
             peer = self.lose(epoch, "was unloaded" if unloaded else self._broken.pop(epoch, "died"))
             self._endpoint.remove_socket(epoch)
-            if peer is not None and not unloaded and not self._has_successor(peer):
+            if peer is None:  # it had left
+                self._endpoint.forget(epoch)
+            elif not unloaded and not self._has_successor(peer):
                 self._recover(peer.process, peer.replica, self._starts.seconds(peer.process, peer.replica))
 
     def lose(self, epoch: int, what: str) -> Peer | None:
@@ -221,16 +226,18 @@ class Members:
             self.lose(epoch, what)
 
     def dismiss(self) -> None:
-        """Say goodbye to leaving processes that no running request needs."""
+        """Say goodbye to leaving processes that no running request needs. Those of this host are forgotten once they
+        are dead (`wait`): until then they may read what was lent to them."""
         for epoch in list(self._leaving):
             if not self.registry.is_idle(epoch):
                 continue
-            if self._leaving.pop(epoch, None) is not None:
+            if (peer := self._leaving.pop(epoch, None)) is not None:
                 self._departed.add(epoch)
                 self.registry.remove(epoch)
                 self._heard.pop(epoch, None)
-                self._deaths.forget(epoch)
                 self._tell(epoch, GoodbyeMessage(self._endpoint.epoch))
+                if self._endpoint.is_remote(peer.site):
+                    self._endpoint.forget(epoch, LINGER)
                 self._broadcast_view()
 
     def give_up(self, process: str, replica: int, why: str) -> None:
