@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 from contextlib import suppress
@@ -54,10 +55,24 @@ def remove_life_sign(directory: Path, pipeline: str) -> None:
 
 
 def read_life_signs(directory: Path) -> dict[str, Liveness]:
-    """By pipeline; files that cannot be read are left out."""
+    """By pipeline; files that cannot be read are left out. Raises OSError where this process has no descriptor left to
+    read them with, since then nothing is known of any."""
     found = {}
-    for path in sorted(directory.glob(f"*{_SUFFIX}")):
-        with suppress(OSError, msgspec.MsgspecError):
+    for path in _files(directory):
+        try:
             sign = msgspec.json.decode(path.read_bytes(), type=LifeSign)
             found[path.name.removesuffix(_SUFFIX)] = Liveness(sign, time.time() - path.stat().st_mtime)
+        except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE):
+                raise
+        except msgspec.MsgspecError:
+            pass
     return found
+
+
+def _files(directory: Path) -> list[Path]:
+    try:
+        names = os.listdir(directory)  # unlike Path.glob, which may keep to itself what fails
+    except FileNotFoundError:
+        return []
+    return [directory / name for name in sorted(names) if name.endswith(_SUFFIX)]

@@ -17,9 +17,10 @@ def wish_restart(directory: Path, pipeline: str, why: str) -> None:
 
 
 def restart_wishes(directory: Path) -> dict[str, str]:
-    """Why each pipeline wants a restart, of those that do."""
+    """Why each pipeline wants a restart, of those that do. Wishes stay: one that cannot be read now is found later."""
     wishes = {}
-    for path in sorted(directory.glob(f"*{_SUFFIX}")):
-        with suppress(OSError):
-            wishes[path.name.removesuffix(_SUFFIX)] = path.read_text()
+    with suppress(OSError):
+        for path in sorted(directory.glob(f"*{_SUFFIX}")):
+            with suppress(OSError):
+                wishes[path.name.removesuffix(_SUFFIX)] = path.read_text()
     return wishes

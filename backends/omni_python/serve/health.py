@@ -76,7 +76,11 @@ class ServerHealth:
     def _ask(self) -> None:
         while not self._closed.is_set():
             asked = time.monotonic()
-            if self._server.is_live():
+            try:
+                answered = self._server.is_live()
+            except OSError:  # not being able to ask is no silence
+                answered = True
+            if answered:
                 self._unanswered = None
             elif self._unanswered is None:
                 self._unanswered = asked

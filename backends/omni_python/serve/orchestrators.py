@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import time
 from collections.abc import Iterable
@@ -13,7 +14,6 @@ from pathlib import Path
 from omni_python.control.directory import find_server_directory
 from omni_python.control.liveness import LifeSign, Liveness, read_life_signs
 from omni_python.control.outlet import LocalOutlet
-from omni_python.control.proc_stat import is_running
 from omni_python.control.restart_wishes import restart_wishes
 from omni_python.control.stops import StopWatch
 from omni_python.pipeline.membership import coordinator_address
@@ -46,10 +46,12 @@ class Orchestrators:
     bases: Iterable[Path]
     silence: float
     _fds: dict[int, int] = field(default_factory=dict)  # pid -> pidfd
+    _places: dict[Path, Path] = field(default_factory=dict)  # base -> the server's directory below it
+    _known: dict[str, tuple[Path, Liveness]] = field(default_factory=dict)  # what was found last
     _stops: StopWatch = field(default_factory=StopWatch)
 
     def pidfds(self) -> list[int]:
-        """Descriptors that become readable when an orchestrator dies that `take_dead` has seen alive."""
+        """Descriptors that become readable when an orchestrator dies that has been seen alive."""
         return list(self._fds.values())
 
     def close(self) -> None:
@@ -65,13 +67,12 @@ class Orchestrators:
         """The pipelines whose orchestrators are dead; those that are stuck are killed first."""
         found = {pipeline: life for pipeline, (_, life) in self._found().items()}
         stopped = self._stops.look([life.sign.pid for life in found.values()], time.monotonic())
+        for pid in self._fds.keys() - {life.sign.pid for life in found.values()}:  # ended in order: readable for ever
+            os.close(self._fds.pop(pid))
         dead = {}
         for pipeline, life in found.items():
             pid = life.sign.pid
-            if pid not in self._fds:
-                with suppress(OSError):
-                    self._fds[pid] = os.pidfd_open(pid)
-            if not is_running(pid):
+            if self._has_ended(pid):
                 dead[pipeline] = Death(pid, "died")
             elif pid in stopped:
                 dead[pipeline] = Death(pid, "was stopped by a signal and killed")
@@ -106,7 +107,7 @@ class Orchestrators:
     def drain(self, end: bool = False) -> None:
         """Tell all to admit nothing more, or to `end` what they have; their signs tell what is still in flight."""
         for pipeline, (directory, found) in self._found().items():
-            if not is_running(found.sign.pid):
+            if self._has_ended(found.sign.pid):
                 continue
             outlet = LocalOutlet(coordinator_address(directory, pipeline))
             with suppress(OmniError):
@@ -118,16 +119,32 @@ class Orchestrators:
         return sum(
             sign.requests if sign.draining else max(1, sign.requests)
             for sign in self.signs().values()
-            if is_running(sign.pid)
+            if not self._has_ended(sign.pid)
         )
 
+    def _has_ended(self, pid: int) -> bool:
+        """Without a new descriptor where the process was seen before; False where there is none left to look with."""
+        if pid not in self._fds:
+            try:
+                self._fds[pid] = os.pidfd_open(pid)
+            except OSError as error:
+                return isinstance(error, ProcessLookupError)
+        poll = select.poll()
+        poll.register(self._fds[pid], select.POLLIN)
+        return bool(poll.poll(0))
+
     def _found(self) -> dict[str, tuple[Path, Liveness]]:
-        return {
-            name: (directory, life)
-            for directory in self._directories()
-            for name, life in read_life_signs(directory).items()
-        }
+        """What is there, or was when this process last had a descriptor left to look with."""
+        with suppress(OSError):
+            self._known = {
+                name: (directory, life)
+                for directory in self._directories()
+                for name, life in read_life_signs(directory).items()
+            }
+        return self._known
 
     def _directories(self) -> list[Path]:
-        found = [find_server_directory(base, self.server.process.pid) for base in self.bases]
-        return [directory for directory in found if directory is not None]
+        for base in self.bases:
+            if base not in self._places and (found := find_server_directory(base, self.server.process.pid)):
+                self._places[base] = found
+        return list(self._places.values())

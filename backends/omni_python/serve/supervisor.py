@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import math
 import os
 import select
 import signal
@@ -242,8 +243,10 @@ class Supervisor:
 
     def _wait(self, descriptors: list[int], timeout: float) -> None:
         """Until one of them, or a signal, has something to tell."""
-        ready, _, _ = select.select([self._wake, *descriptors], [], [], timeout)
-        if self._wake in ready:
+        poll = select.poll()  # select would raise for descriptors from 1024 on
+        for descriptor in (self._wake, *descriptors):
+            poll.register(descriptor, select.POLLIN)
+        if self._wake in (descriptor for descriptor, _ in poll.poll(math.ceil(timeout * 1000))):
             os.read(self._wake, 512)
 
     @contextmanager

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import http.client
 import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -166,8 +167,17 @@ class TritonServer:
         return bool(index) and self._answers() and all(_is_loaded(model) for model in index)
 
     def is_live(self) -> bool:
-        """Whether the process answers at all."""
-        return self._http("GET", "/v2/health/live", _LIVE_TIMEOUT_S)[0] is not None
+        """Whether the process answers at all. Raises OSError where it cannot be asked, since this process has no
+        descriptor left, or its host's name is not known now."""
+        try:
+            self._exchange("GET", "/v2/health/live", _LIVE_TIMEOUT_S)
+        except socket.gaierror:
+            raise
+        except (OSError, http.client.HTTPException) as error:
+            if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+                raise
+            return False
+        return True
 
     def is_model_ready(self, model: str) -> bool:
         """Triton's word on it; up to 25.12 a model whose stub died stays ready."""
@@ -254,13 +264,16 @@ class TritonServer:
 
     def _http(self, method: str, path: str, timeout_s: float = 5.0) -> tuple[int | None, bytes]:
         """Status and body; None where the server does not answer (yet)."""
-        with _connection(self.host, self.http_port, timeout_s) as connection:
-            try:
-                connection.request(method, path)
-                response = connection.getresponse()
-                return response.status, response.read()
-            except (OSError, http.client.HTTPException):
-                return None, b""
+        try:
+            return self._exchange(method, path, timeout_s)
+        except (OSError, http.client.HTTPException):
+            return None, b""
+
+    def _exchange(self, method: str, path: str, timeout_s: float) -> tuple[int, bytes]:
+        with contextlib.closing(http.client.HTTPConnection(self.host, self.http_port, timeout=timeout_s)) as connection:
+            connection.request(method, path)
+            response = connection.getresponse()
+            return response.status, response.read()
 
 
 def _has_failed(model: dict[str, str]) -> bool:
@@ -270,12 +283,3 @@ def _has_failed(model: dict[str, str]) -> bool:
 def _is_loaded(model: dict[str, str]) -> bool:
     """Or is not to be."""
     return model.get("state", "READY") in ("READY", "UNAVAILABLE") and not _has_failed(model)
-
-
-@contextlib.contextmanager
-def _connection(host: str, port: int, timeout_s: float) -> Iterator[http.client.HTTPConnection]:
-    connection = http.client.HTTPConnection(host, port, timeout=timeout_s)
-    try:
-        yield connection
-    finally:
-        connection.close()
