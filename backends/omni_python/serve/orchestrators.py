@@ -105,9 +105,10 @@ class Orchestrators:
         return all(name in signs and signs[name].complete for name in pipelines)
 
     def drain(self, end: bool = False) -> None:
-        """Tell all to admit nothing more, or to `end` what they have; their signs tell what is still in flight."""
+        """Tell all that do not know it to admit nothing more, or all to `end` what they have; their signs tell what is
+        still in flight."""
         for pipeline, (directory, found) in self._found().items():
-            if self._has_ended(found.sign.pid):
+            if self._has_ended(found.sign.pid) or (found.sign.draining and not end):
                 continue
             outlet = LocalOutlet(coordinator_address(directory, pipeline))
             with suppress(OmniError):

@@ -12,7 +12,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -28,6 +28,9 @@ from omni_python.serve.server_options import ServerOptions
 from omni_python.serve.triton_server import ServerFailed, TritonServer
 
 DRAIN_PERIOD = 0.1
+
+TELL_PERIOD = 0.5
+"""Seconds until those that show no sign of draining are told of it again."""
 
 START_FACTOR = 5.0
 """A start may take that many times as long as the first one."""
@@ -169,7 +172,8 @@ class Supervisor:
                 if ready and not complaint:  # before, Triton cannot load anything
                     for stub in stubs:  # whoever wanted the model then hears that it failed, and loads it again
                         _say(f"tritonserver gave up {stub.name} while it started; ending it")
-                        os.kill(stub.pid, signal.SIGKILL)
+                        with suppress(ProcessLookupError):  # it has ended by itself since
+                            os.kill(stub.pid, signal.SIGKILL)
                     for pipeline, death in orchestrators.take_dead().items():
                         self._bring_back(pipeline, death, orchestrators)
         finally:
@@ -231,9 +235,13 @@ class Supervisor:
         """Admit nothing more and wait until no request is in flight, or the drain time is over. How many are failed
         then: Triton itself would wait for them once more."""
         orchestrators.drain()
-        end = time.monotonic() + self._policy.drain_s
+        told = time.monotonic()
+        end = told + self._policy.drain_s
         while (left := orchestrators.in_flight()) and time.monotonic() < end and not server.has_exited():
             time.sleep(DRAIN_PERIOD)
+            if time.monotonic() - told > TELL_PERIOD:  # one that was being loaded may have come back
+                orchestrators.drain()
+                told = time.monotonic()
         if left:
             orchestrators.drain(end=True)
         return left
