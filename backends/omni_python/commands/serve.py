@@ -33,8 +33,8 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         formatter_class=HelpFormatter,
         description="""\
 Run a tritonserver with the omni_python backend: one on PATH, else the one of the nvidia-pytriton wheel. It is started
-again when it dies, and so is an orchestrator. SIGTERM or Ctrl-C lets requests in flight end, then stops it; a second
-one stops it at once.""",
+again when it dies, and so is an orchestrator. SIGTERM, Ctrl-C or closing its terminal lets requests in flight end, then
+stops it; a second SIGTERM or Ctrl-C stops it at once.""",
         epilog="""\
 examples:
   omni serve

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import errno
 import math
 import os
 import select
@@ -37,9 +38,10 @@ START_FACTOR = 5.0
 
 
 class ExitStatus(enum.IntEnum):
-    """How `omni serve` ends. A second signal while it stops ends it at once, with 128 + the signal's number."""
+    """How `omni serve` ends. A second SIGTERM or SIGINT while it stops ends it at once, with 128 +
+    the signal's number."""
 
-    STOPPED = 0  # by SIGTERM or SIGINT, with every request ended
+    STOPPED = 0  # by SIGTERM, SIGINT or SIGHUP, with every request ended
     NOT_STARTED = 1  # it could not start: the installation, a port, a model that cannot be loaded
     GAVE_UP = 3  # the server, or an orchestrator, died too often
     CUT_OFF = 4  # stopped, but requests had not ended when the drain time was over
@@ -68,7 +70,7 @@ class Policy:
 
 
 class StopNow(BaseException):
-    """A second signal; `status` is the exit status."""
+    """A second SIGTERM or SIGINT; `status` is the exit status."""
 
     def __init__(self, status: int) -> None:
         super().__init__(status)
@@ -273,10 +275,18 @@ class Supervisor:
             os.close(write)
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
-        if self._stop_signal:
+        if not self._stop_signal:
+            self._stop_signal = number
+        elif number != signal.SIGHUP:  # a closed terminal's kernel and shell send one each
             raise StopNow(128 + number)
-        self._stop_signal = number
 
 
 def _say(text: str) -> None:
-    print(f"omni serve: {text}", file=sys.stderr, flush=True)
+    """Whether or not anybody listens: requests in flight shall end all the same."""
+    try:
+        # Without Python's buffer, which would keep what cannot be written and make the exit status 120 for it.
+        os.write(sys.stderr.fileno(), f"omni serve: {text}\n".encode(errors="replace"))
+    except OSError as error:
+        if error.errno in (errno.EIO, errno.EPIPE):  # the terminal is closed, or who read the log has ended
+            with suppress(OSError), open(os.devnull, "w") as nowhere:
+                os.dup2(nowhere.fileno(), sys.stderr.fileno())  # for others that write there
