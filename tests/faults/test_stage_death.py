@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -27,11 +28,12 @@ from omni_python.serve.server_options import ServerOptions
 from omni_python.serve.triton_server import TritonServer
 from tests.e2e import metrics
 from tests.faults.tracing import Traced
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.alone
 
 PIPELINE = "noop_line"
-SILENCE = 3.0
+SILENCE = 6.0
 
 
 @pytest.fixture(scope="module")
@@ -46,9 +48,11 @@ def stub(server: TritonServer, process: str) -> psutil.Process:
     """The stub process of a stage process's model."""
     assert not server.has_exited(), server.log.read_text(errors="replace")[-3000:]
     part = f"/{PIPELINE}_{process}/1/"
-    children = psutil.Process(server.process.pid).children(recursive=True)
-    alive = [child for child in children if child.status() != psutil.STATUS_ZOMBIE]
-    return next(child for child in alive if any(part in argument for argument in child.cmdline()))
+    for child in psutil.Process(server.process.pid).children(recursive=True):
+        with suppress(psutil.NoSuchProcess):  # or a zombie
+            if any(part in argument for argument in child.cmdline()):
+                return child
+    raise AssertionError(f"there is no process {process}")
 
 
 @dataclass
@@ -110,20 +114,19 @@ def test_a_killed_stage_fails_its_requests_at_once_and_comes_back(server: Triton
     before = stub(server, process)
     there = sockets(server)
     with Load(server) as load:
-        time.sleep(0.5)
-        assert load.good > 5
+        wait_until(lambda: load.good > 5, 20)
         before.kill()
-        wait_served(server, 5)
+        wait_served(server, 30)
         good = load.good
-        time.sleep(0.5)
-        assert load.good > good + 5
+        wait_until(lambda: load.good > good + 5, 20)
     assert load.wrong == []
     assert all(f"process {process}" in error or "did not take" in error for error in load.errors), set(load.errors)
-    assert load.longest < 8
+    assert load.longest < 20
     assert stub(server, process).pid != before.pid
     metrics.wait_empty(server, PIPELINE)
-    assert len(sockets(server)) == len(there)
-    assert len(sockets(server) & there) == len(there) - 1, "the dead process's socket is still there"
+    now = sockets(server)
+    assert len(now) == len(there)
+    assert len(now & there) == len(there) - 1, "the dead process's socket is still there"
 
 
 def directory(server: TritonServer) -> Path:
@@ -134,18 +137,18 @@ def directory(server: TritonServer) -> Path:
 
 
 def sockets(server: TritonServer) -> set[str]:
-    return {path.name for path in directory(server).iterdir()}
+    """And the signs of life beside them, but not those that are just being written."""
+    return {path.name for path in directory(server).iterdir() if path.suffix != ".draft"}
 
 
 def test_the_sign_of_life_says_that_all_processes_are_there(server: TritonServer) -> None:
-    end = time.monotonic() + 10
-    while not read_life_signs(directory(server))[PIPELINE].sign.complete:
-        assert time.monotonic() < end
-        time.sleep(0.1)
+    wait_until(lambda: read_life_signs(directory(server))[PIPELINE].sign.complete, period=0.1)
 
 
 def is_gone(process: psutil.Process) -> bool:
-    return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    with suppress(psutil.NoSuchProcess):
+        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    return True
 
 
 def test_a_stage_that_a_signal_stopped_is_replaced_and_its_requests_are_told(server: TritonServer) -> None:
@@ -154,7 +157,7 @@ def test_a_stage_that_a_signal_stopped_is_replaced_and_its_requests_are_told(ser
         process.send_signal(signal.SIGSTOP)
         with pytest.raises(OmniClientError, match="process b .* was stopped by a signal and killed"):
             client.chat("x")
-    wait_served(server, 10)
+    wait_served(server, 30)
     assert is_gone(process)
     metrics.wait_empty(server, PIPELINE)
 
@@ -165,12 +168,12 @@ def test_a_stage_that_a_debugger_stops_is_left_alone_until_it_has_been_silent_fo
     with OmniClient(server.grpc_url, PIPELINE) as client:
         with ThreadPoolExecutor(1) as pool, Traced(process.pid):
             answer = pool.submit(client.chat, "x")
-            time.sleep(SILENCE / 2)
+            time.sleep(SILENCE / 4)  # a sign of life is due each second, and the machine may pause besides
         assert answer.result(10).text == '{"nbytes":0,"last":0}'
         assert stub(server, "b").pid == process.pid
-        with Traced(process.pid), pytest.raises(OmniClientError, match="process b .* was silent for 3 s and killed"):
+        with Traced(process.pid), pytest.raises(OmniClientError, match=r"process b .* was silent for \d+ s and killed"):
             client.chat("x")
-    wait_served(server, 10)
+    wait_served(server, 30)
     assert is_gone(process)
     metrics.wait_empty(server, PIPELINE)
 
@@ -188,14 +191,13 @@ def test_a_server_that_is_stopped_whole_goes_on_as_it_was(server: TritonServer) 
     assert {process: stub(server, process).pid for process in "abc"} == before
 
 
-def wait_settled(server: TritonServer, process: str) -> None:
-    """Until Triton has done with loading a process, which serves before that: where one dies in the midst of it, 24.10
-    itself aborts now and then (`boost::interprocess::lock_exception`), or waits for ever."""
-    end = time.monotonic() + 15
-    while not server.is_model_ready(f"{PIPELINE}_{process}"):
-        assert time.monotonic() < end, server.log.read_text(errors="replace")[-3000:]
-        time.sleep(0.05)
-    time.sleep(0.2)
+def wait_settled(server: TritonServer, process: str, times: int) -> None:
+    """Until Triton has done with loading a process so many times, which serves before that: where one dies in the midst
+    of it, 24.10 itself aborts now and then (`boost::interprocess::lock_exception`), or waits for ever."""
+    back = f"process {process} is back after"
+    wait_until(lambda: server.log.read_text(errors="replace").count(back) >= times, 30, 0.05)
+    wait_until(lambda: server.is_model_ready(f"{PIPELINE}_{process}"), 30, 0.05)
+    time.sleep(0.5)
 
 
 def test_a_crash_loop_is_given_up_with_its_reason(tmp_path: Path) -> None:
@@ -204,12 +206,12 @@ def test_a_crash_loop_is_given_up_with_its_reason(tmp_path: Path) -> None:
         TritonServer.start(ServerOptions(model_repository=tmp_path, exit_timeout_s=5)) as server,
         OmniClient(server.grpc_url, PIPELINE) as client,
     ):
-        for _ in range(5):
+        for times in range(1, 6):
             os.kill(stub(server, "b").pid, signal.SIGKILL)
-            wait_served(server, 15)
-            wait_settled(server, "b")
+            wait_served(server, 30)
+            wait_settled(server, "b", times)
         os.kill(stub(server, "b").pid, signal.SIGKILL)
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 30
         message = ""
         while "not restarted again" not in message and time.monotonic() < deadline:
             start = time.monotonic()
@@ -217,4 +219,4 @@ def test_a_crash_loop_is_given_up_with_its_reason(tmp_path: Path) -> None:
                 client.chat("x")
             message = str(failed.value)
         assert "process b of noop_line: it died 6 times within 300 s and is not restarted again" in message
-        assert time.monotonic() - start < 5, "it has waited for a stage that nobody brings back"
+        assert time.monotonic() - start < 10, "it has waited for a stage that nobody brings back"
