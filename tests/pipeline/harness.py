@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -12,6 +13,8 @@ from typing import Any
 
 from omni_python.config.schema import PipelineConfig
 from omni_python.config.topology import resolve_topology
+from omni_python.models.noop import stages as noop_stages
+from omni_python.models.noop.payloads import NoopParams
 from omni_python.pipeline.build import build_stages, pipeline_spec
 from omni_python.pipeline.coordinator import Coordinator
 from omni_python.pipeline.spec import Limits
@@ -99,6 +102,25 @@ class Pipeline:
         while (held := self.held()) and time.monotonic() < end:
             time.sleep(0.005)
         assert held == {}
+
+
+@contextmanager
+def held_up(stage: str) -> Iterator[threading.Event]:
+    """Requests stay in the no-op stage of this name until the body ends, or sets the event that it gets: however late
+    the machine lets threads go on, what is looked at meanwhile is as it was."""
+    go = threading.Event()
+    act = noop_stages._act
+
+    def wait_and_act(at: str, params: NoopParams) -> None:
+        assert at != stage or go.wait(60)
+        act(at, params)
+
+    noop_stages._act = wait_and_act
+    try:
+        yield go
+    finally:
+        go.set()
+        noop_stages._act = act
 
 
 def request(**sampling: Any) -> OmniRequest:

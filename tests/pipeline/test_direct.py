@@ -16,7 +16,8 @@ from omni_python.pipeline.direct import HELD_UP, PAUSE, DirectCalls
 from omni_python.proto.timing import StageTiming
 from omni_python.proto.trace import Trace
 from omni_python.relay.put_off import handle
-from tests.pipeline.harness import Pipeline, Sink, request, running
+from tests.pipeline.harness import Pipeline, Sink, held_up, request, running
+from tests.waiting import wait_until
 
 
 @dataclass
@@ -55,10 +56,10 @@ def test_a_short_answer_is_sent_where_its_only_part_is_received(line: Pipeline) 
 
 def test_the_receiving_thread_goes_on_receiving_where_others_are_in_flight(line: Pipeline) -> None:
     asked(line).wait()  # the processes are there, and the next two come to them in order
-    sink = asked(line, go=False, delay=0.1, delay_stage="b")
-    other = asked(line, delay=0.6, delay_stage="b")
-    while not sink.thread:
-        time.sleep(0.005)
+    with held_up("b"):
+        sink = asked(line, go=False)
+        other = asked(line)
+    wait_until(lambda: sink.thread)
     assert sink.thread == "omni-send"
     other.wait()
     sink.go.set()

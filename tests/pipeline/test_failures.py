@@ -17,6 +17,7 @@ from omni_python.config.schema import PipelineConfig, StageConfig
 from omni_python.control.liveness import read_life_signs
 from omni_python.models.noop.config import NoopForwardPipelineConfig, NoopLinePipelineConfig
 from omni_python.models.noop.payloads import Block, NoopParams
+from omni_python.pipeline import watcher
 from omni_python.pipeline.deadlines import DeadlineWatch
 from omni_python.pipeline.requests import RequestState
 from omni_python.pipeline.spec import Limits
@@ -25,7 +26,7 @@ from omni_python.proto.messages import DrainMessage, Envelope, RecordOrder, Subm
 from omni_python.proto.payload import Payload, TextOutput
 from omni_python.relay.put_off import handle
 from omni_python.scheduling.simple import SimpleScheduler
-from tests.pipeline.harness import Pipeline, Sink, request, running
+from tests.pipeline.harness import Pipeline, Sink, held_up, request, running
 from tests.waiting import wait_until
 
 STAGES = "omni_python.models.noop.stages"
@@ -73,23 +74,30 @@ def test_a_message_that_is_too_long_fails_its_request_and_holds_nothing(line: Pi
 
 
 @pytest.mark.parametrize("stage", ["a", "b", "c"])
-def test_an_overdue_request_ends_in_the_stage_that_has_it(line: Pipeline, stage: str) -> None:
+def test_an_overdue_request_ends_in_the_stage_that_has_it(
+    line: Pipeline, stage: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watcher, "REPORT_TIME", 20)
+    line.submit()[1].wait()  # the processes are there
     start = time.monotonic()
-    _, sink = line.submit(deadline=0.2, delay=0.6, delay_stage=stage)
-    with pytest.raises(DeadlineExceeded, match=f"^deadline exceeded in stage {stage}$"):
-        sink.wait()
-    assert time.monotonic() - start >= 0.2
+    with held_up(stage):
+        _, sink = line.submit(deadline=1.0)
+        with pytest.raises(DeadlineExceeded, match=f"^deadline exceeded in stage {stage}$"):
+            sink.wait()
+        assert time.monotonic() - start >= 1.0
     line.wait_empty()
     assert line.coordinator.finished[RequestState.FAILED] == 1
 
 
-def test_work_that_waits_past_its_deadline_is_never_begun(line: Pipeline) -> None:
+def test_work_that_waits_past_its_deadline_is_never_begun(line: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second request waits behind the first one in stage b, and its time is up before b is free."""
-    _, first = line.submit(delay=0.5)
-    wait_until(lambda: line.processes["b"].stages["b"].stats()["running"] == 1)
-    _, second = line.submit(deadline=0.2)
-    with pytest.raises(DeadlineExceeded, match="in stage b"):
-        second.wait()
+    monkeypatch.setattr(watcher, "REPORT_TIME", 20)
+    with held_up("b"):
+        _, first = line.submit()
+        wait_until(lambda: line.processes["b"].stages["b"].stats()["running"] == 1)
+        _, second = line.submit(deadline=1.0)
+        with pytest.raises(DeadlineExceeded, match="in stage b"):
+            second.wait()
     first.wait()
     line.wait_empty()
     assert line.processes["c"].stages["c"].accepted == 1
@@ -104,10 +112,11 @@ def test_a_pipeline_s_deadline_is_the_longest(directory: Path) -> None:
 
 def test_a_request_whose_time_is_up_while_it_waits_for_its_turn(directory: Path) -> None:
     with running(NoopLinePipelineConfig(), directory, Limits(max_in_flight=1)) as pipeline:
-        _, first = pipeline.submit(delay=0.6)
-        _, second = pipeline.submit(deadline=0.15)
-        with pytest.raises(DeadlineExceeded, match="before a stage took the request"):
-            second.wait()
+        with held_up("b"):
+            _, first = pipeline.submit()
+            _, second = pipeline.submit(deadline=0.15)
+            with pytest.raises(DeadlineExceeded, match="before a stage took the request"):
+                second.wait()
         first.wait()
         pipeline.wait_empty()
 
@@ -122,7 +131,6 @@ def test_deadlines_fire_in_order_and_not_when_discarded() -> None:
             done.set()
 
     watch = DeadlineWatch(expired)
-    watch.start()
     now = time.monotonic()
     watch.add("s", "last", now + 0.3)
     for n in range(1000):
@@ -130,6 +138,7 @@ def test_deadlines_fire_in_order_and_not_when_discarded() -> None:
         watch.discard("s", f"gone {n}")
     watch.add("s", "first", now + 0.1)
     watch.add("s", "never", float("inf"))
+    watch.start()
     assert done.wait(5)
     assert fired == ["first", "last"]
     assert len(watch) == 0 and len(watch._heap) < 200
@@ -139,14 +148,13 @@ def test_deadlines_fire_in_order_and_not_when_discarded() -> None:
 def test_admission_is_bounded_and_says_its_numbers(directory: Path) -> None:
     limits = Limits(max_in_flight=2, max_queued=3)
     with running(NoopLinePipelineConfig(), directory, limits) as pipeline:
-        sinks = [pipeline.submit(delay=0.5)[1] for _ in range(5)]
-        assert pipeline.coordinator.stats()["queued"] == 3
-        start = time.monotonic()
-        with pytest.raises(Unavailable, match="2 requests are in flight and 3 are waiting; .* limits are 2 and 3"):
-            pipeline.submit()
-        with pytest.raises(Unavailable, match="2 requests are in flight"):
-            pipeline.coordinator.check_room()
-        assert time.monotonic() - start < 0.4, "it has waited for a request to end"
+        with held_up("b"):
+            sinks = [pipeline.submit()[1] for _ in range(5)]
+            assert pipeline.coordinator.stats()["queued"] == 3
+            with pytest.raises(Unavailable, match="2 requests are in flight and 3 are waiting; .* limits are 2 and 3"):
+                pipeline.submit()
+            with pytest.raises(Unavailable, match="2 requests are in flight"):
+                pipeline.coordinator.check_room()
         for sink in sinks:
             sink.wait()
         pipeline.wait_empty()
@@ -155,44 +163,46 @@ def test_admission_is_bounded_and_says_its_numbers(directory: Path) -> None:
 
 
 def test_requests_that_would_be_late_are_refused_once_others_were(line: Pipeline) -> None:
-    """Of 20 at once, each of which works for 50 ms and has half a second, ten or so are served."""
-    sinks = [line.submit(deadline=0.5, delay=0.05)[1] for _ in range(20)]
+    """Of 20 at once, each of which works for 0.3 s and has three, ten or so are served."""
+    sinks = [line.submit(deadline=3.0, delay=0.3)[1] for _ in range(20)]
     for sink in sinks:
         with contextlib.suppress(DeadlineExceeded):
             sink.wait()
     assert line.coordinator.finished[RequestState.COMPLETED] >= 3
     assert line.coordinator.finished[RequestState.FAILED] >= 3
     admitted = []
-    with pytest.raises(Unavailable, match="at the present pace one more would take about .* its deadline of 0.5 s"):
+    with pytest.raises(Unavailable, match="at the present pace one more would take about .* its deadline of 3 s"):
         for _ in range(20):
-            admitted.append(line.submit(deadline=0.5, delay=0.05)[1])
+            admitted.append(line.submit(deadline=3.0, delay=0.3)[1])
     for sink in admitted:
         with contextlib.suppress(DeadlineExceeded):
             sink.wait()
-    line.submit(deadline=0.5)[1].wait()
+    line.submit(deadline=20)[1].wait()
 
 
 def test_a_queued_request_can_be_aborted(directory: Path) -> None:
     with running(NoopLinePipelineConfig(), directory, Limits(max_in_flight=1)) as pipeline:
-        _, first = pipeline.submit(delay=0.3)
-        second_id, second = pipeline.submit()
-        _, third = pipeline.submit()
-        pipeline.coordinator.abort(second_id)
-        with pytest.raises(OmniError, match="cancelled"):
-            second.wait()
+        with held_up("b"):
+            _, first = pipeline.submit()
+            second_id, second = pipeline.submit()
+            _, third = pipeline.submit()
+            pipeline.coordinator.abort(second_id)
+            with pytest.raises(OmniError, match="cancelled"):
+                second.wait()
         first.wait()
         third.wait()
         pipeline.wait_empty()
 
 
 def test_draining_refuses_new_requests_and_lets_running_ones_end(line: Pipeline, directory: Path) -> None:
-    _, running_one = line.submit(delay=0.3)
-    process = line.processes["a"]
-    process._endpoint.send(0, DrainMessage(0))
-    wait_until(lambda: any(found.sign.draining for found in read_life_signs(directory).values()))
-    assert read_life_signs(directory)["noop_line"].sign.requests == 1
-    with pytest.raises(Unavailable, match="shutting down"):
-        line.submit()
+    with held_up("b"):
+        _, running_one = line.submit()
+        process = line.processes["a"]
+        process._endpoint.send(0, DrainMessage(0))
+        wait_until(lambda: any(found.sign.draining for found in read_life_signs(directory).values()))
+        assert read_life_signs(directory)["noop_line"].sign.requests == 1
+        with pytest.raises(Unavailable, match="shutting down"):
+            line.submit()
     running_one.wait()
     wait_until(lambda: read_life_signs(directory)["noop_line"].sign.requests == 0)
 
@@ -236,11 +246,12 @@ def test_a_failure_that_all_answers_depend_on_ends_the_request_at_once(directory
 
 def test_what_is_not_streamed_fails_at_once_as_a_whole(directory: Path) -> None:
     with running(TwoAnswersPipelineConfig(), directory) as pipeline:
-        asked = request(fail_stage="mid", delay=0.5, delay_stage="text")
+        asked = request(fail_stage="mid")
         asked.stream = False
         sink = Sink()
-        pipeline.coordinator.submit(asked, sink)
-        found, error = results(sink)
+        with held_up("text"):
+            pipeline.coordinator.submit(asked, sink)
+            found, error = results(sink)
         assert found == {} and "stage mid fails" in str(error)
         pipeline.wait_empty()
 

@@ -19,7 +19,7 @@ from omni_python.pipeline.requests import RequestState
 from omni_python.pipeline.spec import Limits
 from omni_python.proto.errors import Cancelled, InvalidArgument, OmniError, Unavailable
 from omni_python.proto.payload import Payload, TextOutput
-from tests.pipeline.harness import Pipeline, Sink, request, running
+from tests.pipeline.harness import Pipeline, Sink, held_up, request, running
 from tests.waiting import wait_until
 
 
@@ -153,11 +153,12 @@ def test_a_process_that_reads_nothing_is_waited_for_once(directory: Path, monkey
 
 
 def test_a_client_that_leaves_ends_its_request_everywhere(line: Pipeline) -> None:
-    _, sink = line.submit(delay=0.3, nbytes=1 << 20)
-    time.sleep(0.05)
-    sink.cancelled = True
-    with pytest.raises(Cancelled):
-        sink.wait()
+    with held_up("b"):
+        _, sink = line.submit(nbytes=1 << 20)
+        wait_until(lambda: line.processes["b"].stages["b"].stats()["running"] == 1)
+        sink.cancelled = True
+        with pytest.raises(Cancelled):
+            sink.wait()
     line.wait_empty()
     assert line.coordinator.finished[RequestState.ABORTED] == 1
 
@@ -182,6 +183,7 @@ def test_random_aborts_leave_nothing_behind(line: Pipeline) -> None:
 
 def test_missing_processes_are_named(directory: Path) -> None:
     with running(NoopLinePipelineConfig(), directory, Limits(grace=0.2)) as pipeline:
+        wait_until(lambda: pipeline.coordinator._registry.can_serve("abc"))
         _, sink = pipeline.submit()
         answer(sink)
         pipeline.processes["b"].stop()

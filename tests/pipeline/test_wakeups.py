@@ -21,7 +21,7 @@ from omni_python.pipeline.deadlines import DeadlineWatch
 from omni_python.pipeline.watcher import LOOKS
 from omni_python.proto.errors import Cancelled
 from omni_python.proto.payload import AudioOutput, Payload, TextOutput
-from tests.pipeline.harness import Sink, running
+from tests.pipeline.harness import Sink, held_up, running
 from tests.waiting import wait_until
 
 
@@ -200,11 +200,10 @@ def test_a_deadline_before_all_others_is_kept() -> None:
     watch = DeadlineWatch(lambda stage, request_id: expired.put((stage, request_id)))
     watch.start()
     try:
-        now = time.monotonic()
-        watch.add("a", "far", now + 60)
+        watch.add("a", "far", time.monotonic() + 60)
         time.sleep(0.05)  # the thread now waits for that one
-        watch.add("a", "near", now + 0.2)
-        watch.add("a", "discarded", now + 0.1)
+        watch.add("a", "near", time.monotonic() + 0.6)
+        watch.add("a", "discarded", time.monotonic() + 0.5)
         watch.discard("a", "discarded")
         assert expired.get(timeout=10) == ("a", "near")
         watch.add("b", "nearer", time.monotonic() + 0.05)
@@ -219,11 +218,12 @@ def test_each_of_many_clients_is_looked_at() -> None:
         tempfile.TemporaryDirectory(prefix="omni-test-") as directory,
         running(NoopLinePipelineConfig(), Path(directory)) as pipeline,
     ):
-        sinks = [pipeline.submit(delay=0.5)[1] for _ in range(3 * LOOKS)]
-        for sink in sinks[1:]:
-            sink.cancelled = True
-        for sink in sinks[1:]:
-            with pytest.raises(Cancelled):
-                sink.wait()
+        with held_up("b"):
+            sinks = [pipeline.submit()[1] for _ in range(3 * LOOKS)]
+            for sink in sinks[1:]:
+                sink.cancelled = True
+            for sink in sinks[1:]:
+                with pytest.raises(Cancelled):
+                    sink.wait()
         sinks[0].wait()
         pipeline.wait_empty()
