@@ -37,6 +37,9 @@ HEARTBEAT = 1.0
 COORDINATOR = 0
 """Stands for the epoch of whichever coordinator listens at the well-known address."""
 
+PAUSE = 0.25
+"""Seconds of rest after a registration that failed unexpectedly."""
+
 _KEEPER = 1
 """Stands for the epoch of whichever keeper listens there, on a host without the coordinator."""
 
@@ -217,23 +220,32 @@ class Membership:
     # -- registration thread
 
     def _stay_registered(self) -> None:
-        """Registering again and again is also the heartbeat, and heals whatever message was lost."""
-        first = FIRST_REMOTE_REGISTRATION if self._far_coordinator else FIRST_REGISTRATION
+        """Registering again and again is also the heartbeat, and heals whatever message was lost. No failure ends it:
+        the process would be killed for its silence."""
         before = time.monotonic()
         while not self._deaths.closed:
             now = time.monotonic()
             if now - before > HELD_UP:  # this process was, and what was sent to it may wait to be read
                 self._heard += now - before
             before = now
-            if self._is_cut or (self._far_coordinator and now - self._heard > self._silence):
-                self._lose_touch(now - self._heard)
-            self._register()
-            for epoch in self._deaths.wait(HEARTBEAT if self._view[0] else first):
-                if epoch == self._view[0]:
-                    log.warning("the coordinator died; its requests are dropped")
-                    self._view = (0, 0)
-                    self._drop_requests()
-                self._endpoint.forget(epoch)
+            try:
+                self._stay_in_touch(now)
+            except Exception:
+                log.exception("the process could not see to its registration")
+                time.sleep(PAUSE)
+
+    def _stay_in_touch(self, now: float) -> None:
+        """Register, and wait until it is time to do so again."""
+        if self._is_cut or (self._far_coordinator and now - self._heard > self._silence):
+            self._lose_touch(now - self._heard)
+        self._register()
+        first = FIRST_REMOTE_REGISTRATION if self._far_coordinator else FIRST_REGISTRATION
+        for epoch in self._deaths.wait(HEARTBEAT if self._view[0] else first):
+            if epoch == self._view[0]:
+                log.warning("the coordinator died; its requests are dropped")
+                self._view = (0, 0)
+                self._drop_requests()
+            self._endpoint.forget(epoch)
 
     def _register(self) -> None:
         message = RegisterMessage(

@@ -23,6 +23,9 @@ LOOKS = 10
 DOZE = 1.0
 """Seconds without a request after which the watcher sleeps until one comes. To wake it costs as much as many looks."""
 
+PAUSE = 0.25
+"""Seconds of rest after a look that failed: what fails each time must fill neither the log nor the CPU."""
+
 REPORT_TIME = 0.1
 """Seconds past a deadline in which a stage may tell that it has dropped the request, before the coordinator ends it."""
 
@@ -68,16 +71,25 @@ class Watcher:
         next_check = last_busy = 0.0
         while not self._members.closed:
             dozes = self._requests.doze(time.monotonic() - last_busy > DOZE)
-            self._members.wait(1.0 if dozes else max(0.0, next_check - time.monotonic()))
+            timeout = 1.0 if dozes else max(0.0, next_check - time.monotonic())
+            self._safely(self._members.wait, timeout)
             if (now := time.monotonic()) >= next_check:
                 next_check = now + CANCEL_POLL
                 if len(self._requests):
                     last_busy = now
-                self._check_clients()
-                self._check_deadlines()
-                self._members.check_heartbeats()
-                self._show_life()
-                self._relieve()
+                self._safely(self._check_clients)
+                self._safely(self._check_deadlines)
+                self._safely(self._members.check_heartbeats)
+                self._safely(self._show_life)
+                self._safely(self._relieve)
+
+    def _safely(self, look: Callable[..., object], *arguments: object) -> None:
+        """Neither the other looks nor this thread end with one that fails: nobody else would keep deadlines."""
+        try:
+            look(*arguments)
+        except Exception:
+            log.exception("what the coordinator looks at now and then could not be seen to")
+            time.sleep(PAUSE)
 
     def _check_clients(self) -> None:
         if not self._to_look_at:  # many are served before their first look
