@@ -31,7 +31,7 @@ class ProcessStat:
 def process_stat(pid: int) -> ProcessStat | None:
     """None where there is no such process."""
     try:
-        text = Path(f"/proc/{pid}/stat").read_text()
+        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")  # a long name may be cut within a character
     except OSError:
         return None
     fields = text.rpartition(")")[2].split()
