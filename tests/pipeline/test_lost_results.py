@@ -1,4 +1,4 @@
-"""Results that a stage has and cannot send: their requests fail at once, and not when their time is up."""
+"""Results that a stage has and cannot send, and errors: their requests fail at once, not when their time is up."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from omni_python.pipeline.deadlines import DeadlineWatch
 from omni_python.pipeline.requests import RequestState
 from omni_python.pipeline.stage import Stage
 from omni_python.pipeline.stage_spec import StageSpec
-from omni_python.proto.errors import ErrorCode, OmniError, Unavailable
+from omni_python.proto.errors import LONGEST_MESSAGE, ErrorCode, InvalidArgument, OmniError, Unavailable
+from omni_python.proto.messages import WireError
 from omni_python.proto.payload import AudioOutput, Payload, TextOutput
 from omni_python.proto.timing import StageTiming
 from omni_python.scheduling.simple import SimpleScheduler
@@ -113,3 +114,28 @@ def test_a_result_for_which_there_is_no_memory(line: Pipeline, monkeypatch: pyte
         carrier.take_back(envelope, [coordinator])
     line.submit()[1].wait()
     line.wait_empty()
+
+
+@pytest.mark.parametrize("stage", ["a", "b", "c"])
+def test_an_error_whose_text_is_no_unicode(line: Pipeline, stage: str) -> None:
+    """As the name of a file in it that Python has read."""
+
+    def fail(*_: Any) -> Payload:
+        raise ValueError("no such file: \udcff.wav")
+
+    scheduler = line.processes[stage].stages[stage].scheduler
+    assert isinstance(scheduler, SimpleScheduler)
+    compute, scheduler._compute_one = scheduler._compute_one, fail
+    with pytest.raises(OmniError, match=r"^ValueError: no such file: \\udcff\.wav$"):
+        line.submit()[1].wait()
+    scheduler._compute_one = compute
+    line.submit()[1].wait()
+    line.wait_empty()
+
+
+def test_what_a_client_is_shown_can_be_sent() -> None:
+    error = InvalidArgument("\ud800" + "x" * 2 * LONGEST_MESSAGE + "é")
+    shown = error.shown
+    assert shown.startswith("\\ud800xx") and len(shown) == LONGEST_MESSAGE
+    assert WireError.of(error).message == shown == shown.encode().decode()
+    assert InvalidArgument("é\U0001f600").shown == "é\U0001f600"

@@ -32,8 +32,9 @@ class OmniError(Exception):
 
     @property
     def shown(self) -> str:
-        """What the client reads."""
-        text = str(self)
+        """What the client reads. It may quote what is no Unicode, as file names that Python has read, and no message
+        could carry that."""
+        text = str(self).encode(errors="backslashreplace").decode()
         if len(text) <= LONGEST_MESSAGE:
             return text
         cut = f"... (of {len(text)} characters)"
