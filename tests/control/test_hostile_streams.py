@@ -37,17 +37,17 @@ def folder() -> Iterator[Path]:
 @pytest.fixture
 def listening(folder: Path) -> Iterator[tuple[Inbox, Received]]:
     """Leaves no thread."""
-    threads = _our_threads()
+    before = _our_threads()
     received: Received = queue.SimpleQueue()
     inbox = Inbox(f"{folder}/socket", received.put)
     inbox.start()
     yield inbox, received
     inbox.stop()
-    assert _our_threads() == threads
+    assert _until(lambda: not _our_threads() - before)
 
 
-def _our_threads() -> list[str]:
-    return sorted(thread.name for thread in threading.enumerate() if thread.name.startswith("omni-"))
+def _our_threads() -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if thread.name.startswith("omni-")}
 
 
 def _resident() -> int:
@@ -225,10 +225,11 @@ def test_readers_that_go_at_any_byte_tear_no_message(sizes: list[int], reads: li
 def _read_in_turn(listener: socket.socket, reads: list[int], done: threading.Event, heard: list[bytes]) -> None:
     limits = iter(reads)
     while True:
+        is_over = done.is_set()  # looked at first: what was sent before it was set is waiting by then
         try:
             connection, _ = listener.accept()
         except TimeoutError:
-            if done.is_set():
+            if is_over:
                 return
             continue
         stream, limit = b"", next(limits, 1 << 30)

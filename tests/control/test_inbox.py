@@ -130,7 +130,7 @@ def test_long_messages_and_many_wait_for_a_busy_reader(address: str) -> None:
     assert not outlet.try_send(AbortMessage(1, "that would have to wait"))
     held.go_on.set()
     assert [held.received.get(timeout=10) for _ in sent] == sent
-    assert outlet.try_send(AbortMessage(1, "now there is room"))
+    wait_until(lambda: outlet.try_send(AbortMessage(1, "now there is room")))
     assert held.received.get(timeout=5) == AbortMessage(1, "now there is room")
     outlet.close()
     inbox.stop()
@@ -160,13 +160,15 @@ def test_closing_does_not_wait_for_a_reader_that_is_held_up(address: str) -> Non
     held = Held()
     inbox = Inbox(address, held)
     inbox.start()
+    before = set(threading.enumerate())
     outlet = LocalOutlet(address)
     for _ in range(2000):
         outlet.send(AbortMessage(1, "x" * 1000))
-    before = time.monotonic()
-    outlet.close(linger=0.1)
-    assert time.monotonic() - before < 2
-    assert "omni-outlet" not in {thread.name for thread in threading.enumerate()}
+    [flusher] = {thread for thread in threading.enumerate() if thread.name == "omni-outlet"} - before
+    closing = threading.Thread(target=outlet.close, args=(0.1,))
+    closing.start()
+    closing.join(15)
+    assert not closing.is_alive() and not flusher.is_alive()
     held.go_on.set()
     inbox.stop()
 
@@ -286,6 +288,7 @@ def test_a_process_without_file_descriptors_left_hears_those_that_it_knows(
     next_one = os.dup(0)
     resource.setrlimit(resource.RLIMIT_NOFILE, (next_one + 1, before[1]))
     os.close(next_one)  # one is left, which the sender of the next message takes
+    start = time.monotonic()
     try:
         with caplog.at_level(logging.WARNING):
             new.send(AbortMessage(1, "new"))
@@ -296,7 +299,7 @@ def test_a_process_without_file_descriptors_left_hears_those_that_it_knows(
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
     assert inbox[1].get(timeout=5) == AbortMessage(1, "new")
     refused = sum("could not accept" in text for text in caplog.messages)
-    assert 1 <= refused <= 20, "it spins"
+    assert 1 <= refused <= 10 + 25 * (time.monotonic() - start), "it spins"
     known.close()
     new.close()
 

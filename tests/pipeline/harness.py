@@ -105,15 +105,15 @@ class Pipeline:
 
 
 @contextmanager
-def held_up(stage: str) -> Iterator[threading.Event]:
+def held_up(name: str) -> Iterator[threading.Event]:
     """Requests stay in the no-op stage of this name until the body ends, or sets the event that it gets: however late
     the machine lets threads go on, what is looked at meanwhile is as it was."""
     go = threading.Event()
     act = noop_stages._act
 
-    def wait_and_act(at: str, params: NoopParams) -> None:
-        assert at != stage or go.wait(60)
-        act(at, params)
+    def wait_and_act(stage: str, params: NoopParams) -> None:
+        assert stage != name or go.wait(60)
+        act(stage, params)
 
     noop_stages._act = wait_and_act
     try:

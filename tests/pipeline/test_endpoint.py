@@ -189,7 +189,7 @@ def test_a_peer_is_reconnected_without_holding_up_others(
 ) -> None:
     """On another host, where nobody takes what is sent."""
     monkeypatch.setattr(networks, "HIGH_WATER_MARK", 5)
-    monkeypatch.setattr(networks, "SEND_TIMEOUT", 1.5)
+    monkeypatch.setattr(networks, "SEND_TIMEOUT", 4)
     heard: queue.SimpleQueue[ControlMessage] = queue.SimpleQueue()
     done: queue.SimpleQueue[str] = queue.SimpleQueue()
     nobody, nowhere = 7, f"tcp://127.0.0.1:{free_port()}"
@@ -234,15 +234,15 @@ def test_an_endpoint_that_cannot_be_made_leaves_nothing(directory: Path, place: 
 def test_an_endpoint_stops_while_others_send_to_it(directory: Path) -> None:
     """Peers that flood it, and one that has sent half a message: no thread, descriptor or socket is left."""
     running = our_threads()
-    with none_kept_by_each_of(6):
-        for _ in range(6):
+    with none_kept_by_each_of(12):
+        for _ in range(12):
             stop_amid_a_flood(directory)
-    assert our_threads() == running
+    until(lambda: not our_threads() - running)
     assert list(directory.iterdir()) == []
 
 
-def our_threads() -> list[str]:
-    return sorted(thread.name for thread in threading.enumerate() if thread.name.startswith("omni-"))
+def our_threads() -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if thread.name.startswith("omni-")}
 
 
 def stop_amid_a_flood(directory: Path) -> None:

@@ -23,7 +23,8 @@ from omni_python.proto.payload import Payload, TextOutput
 from omni_python.proto.request import OmniRequest
 from omni_python.scheduling.base import Scheduler
 from omni_python.scheduling.simple import SimpleScheduler
-from tests.pipeline.harness import Pipeline, Sink, running
+from tests.pipeline.harness import Pipeline, Sink, held_up, running
+from tests.waiting import wait_until
 
 HERE = "tests.pipeline.test_replicas"
 LONG = {"chunks": 1_000_000, "chunk_bytes": 8}
@@ -191,13 +192,14 @@ def test_a_process_is_given_up_with_the_last_of_its_replicas(directory: Path) ->
 def test_an_unloaded_replica_ends_what_it_has_and_gets_nothing_new(directory: Path) -> None:
     with running(replicated(NoopLinePipelineConfig(), b=2), directory) as pipeline:
         wait_registered(pipeline)
-        first = [pipeline.submit(delay=0.4)[1] for _ in range(2)]
-        time.sleep(0.1)
         leaving = pipeline.processes.pop("b@0")
-        drained = threading.Thread(target=leaving.drain, args=(5.0,))
-        drained.start()
-        time.sleep(0.1)
-        later = [pipeline.submit(nbytes=100)[1] for _ in range(4)]
+        with held_up("b"):
+            first = [pipeline.submit()[1] for _ in range(2)]
+            wait_until(lambda: leaving.stages["b"].stats()["running"] == 1)
+            drained = threading.Thread(target=leaving.drain, args=(20.0,))
+            drained.start()
+            wait_until(lambda: leaving._endpoint.epoch in pipeline.coordinator._registry._retired)
+            later = [pipeline.submit(nbytes=100)[1] for _ in range(4)]
         for sink in first + later:
             sink.wait()
         drained.join()

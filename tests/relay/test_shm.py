@@ -11,7 +11,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 
 import numpy as np
 import pytest
@@ -20,9 +21,11 @@ from omni_python.proto.codec import EncodedPayload
 from omni_python.proto.errors import Cancelled, OmniError, Unavailable
 from omni_python.proto.payload import Payload
 from omni_python.proto.refs import ShmRef
+from omni_python.relay import shm
 from omni_python.relay.base import RelaySettings, TransferFailed
 from omni_python.relay.shm import COPY_LIMIT, PATIENCE, ShmRelay
 from omni_python.relay.slots import Slots
+from tests.waiting import wait_until
 
 
 class Block(Payload):
@@ -55,9 +58,26 @@ class Pair:
     def view(self, ref: ShmRef) -> np.ndarray:
         return self.reader.get_view(1, ref)
 
+    def once_one_waits(self, call: Callable[..., object], *arguments: object) -> threading.Thread:
+        """Call this, on a thread of its own, once a payload waits for a slot."""
+
+        def wait_and_call() -> None:
+            wait_until(lambda: self.sender.slots.waits)
+            call(*arguments)
+
+        thread = threading.Thread(target=wait_and_call)
+        thread.start()
+        return thread
+
     @property
     def in_use(self) -> int:
         return len(self.sender.slots)
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What finds no room in the pool waits for it, and takes no memory beside it."""
+    monkeypatch.setattr(shm, "PATIENCE", 60.0)
 
 
 @pytest.fixture
@@ -136,10 +156,11 @@ def test_a_pressed_pool_makes_readers_copy(pair: Pair) -> None:
     assert pair.in_use <= 3
 
 
-def test_a_full_pool_waits_and_goes_on(pair: Pair) -> None:
+def test_a_full_pool_waits_and_goes_on(patient: None, pair: Pair) -> None:
     refs = [pair.put(250_000) for _ in range(4)]
-    threading.Timer(0.1, pair.sender.credit, (refs[0].generation, READER)).start()
-    assert pair.put(250_000, timeout=5).offset == refs[0].offset
+    crediting = pair.once_one_waits(pair.sender.credit, refs[0].generation, READER)
+    assert pair.put(250_000, timeout=20).offset == refs[0].offset
+    crediting.join()
     assert pair.sender.stats == {"slots": 4, "waits": 1, "extras": 0}
     with pytest.raises(Unavailable, match=r"no relay slot .* 4 slots are held"):
         pair.put(250_000, timeout=0.05)
@@ -157,18 +178,18 @@ def test_views_that_wait_for_a_payload_do_not_keep_it_from_coming(pair: Pair) ->
     assert pair.in_use == 0
 
 
-def test_small_payloads_do_not_starve_a_large_one(pair: Pair) -> None:
+def test_small_payloads_do_not_starve_a_large_one(patient: None, pair: Pair) -> None:
     refs = [pair.put(250_000) for _ in range(4)]
     order: list[str] = []
 
     def wait_for(nbytes: int, name: str) -> None:
-        pair.put(nbytes, timeout=5)
+        pair.put(nbytes, timeout=20)
         order.append(name)
 
     threads = [threading.Thread(target=wait_for, args=args) for args in ((400_000, "large"), (4096, "small"))]
-    for thread in threads:
+    for number, thread in enumerate(threads, 1):
         thread.start()
-        time.sleep(0.05)
+        wait_until(partial(_has_waited, pair, number))
     for ref in refs[:2]:
         assert order == []
         pair.sender.credit(ref.generation, READER)
@@ -178,14 +199,17 @@ def test_small_payloads_do_not_starve_a_large_one(pair: Pair) -> None:
     assert pair.in_use == 4
 
 
-def test_the_end_of_a_request_ends_its_wait(pair: Pair) -> None:
+def _has_waited(pair: Pair, often: int) -> bool:
+    return pair.sender.slots.waits == often
+
+
+def test_the_end_of_a_request_ends_its_wait(patient: None, pair: Pair) -> None:
     for _ in range(4):
         pair.put(250_000)
-    threading.Timer(0.05, pair.sender.cleanup, ("ended",)).start()
-    start = time.monotonic()
+    ending = pair.once_one_waits(pair.sender.cleanup, "ended")
     with pytest.raises(Cancelled, match="ended while it waited"):
         pair.put(250_000, timeout=20, request_id="ended")
-    assert time.monotonic() - start < 5
+    ending.join()
     pair.sender.cleanup("ended")
     pair.sender.credit(1, READER)
     assert pair.put(250_000, request_id="ended"), "the end of a wait is not kept for later ones"
@@ -314,10 +338,9 @@ def test_two_processes_and_a_killed_sender() -> None:
         reader.close()
 
 
-def test_closing_wakes_those_who_wait(pair: Pair) -> None:
+def test_closing_wakes_those_who_wait(patient: None, pair: Pair) -> None:
     pair.put(1 << 20)
-    threading.Timer(0.1, pair.sender.close).start()
-    start = time.monotonic()
+    closing = pair.once_one_waits(pair.sender.close)
     with pytest.raises(OmniError, match="closed"):
-        pair.put(10, timeout=10)
-    assert time.monotonic() - start < 5
+        pair.put(10, timeout=20)
+    closing.join()
