@@ -160,6 +160,20 @@ def with_failing_sampler(requests: Mapping[str, ThinkerInput]) -> dict[str, Ende
         del runner.advance
 
 
+def with_longest_input(tokens: int, requests: Mapping[str, ThinkerInput]) -> dict[str, Ended]:
+    """As `together`, while SGLang takes prompts of fewer than `tokens` tokens, and the stage knows nothing of it."""
+    engine = _stage.engine
+    known, taken = type(engine).longest_prompt, engine._scheduler.max_req_input_len
+    longest = engine.longest_prompt
+    type(engine).longest_prompt = property(lambda self: longest)  # type: ignore[method-assign, assignment]
+    engine._scheduler.max_req_input_len = tokens
+    try:
+        return together(requests)
+    finally:
+        engine._scheduler.max_req_input_len = taken
+        type(engine).longest_prompt = known  # type: ignore[method-assign]
+
+
 def collect(names: set[str]) -> dict[str, Ended]:
     """Messages until each of `names` has ended; those of others are dropped, as a stage does after an abort."""
     ended = {name: Ended() for name in names}

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import copy
 import importlib.util
+import json
 import random
+import shutil
 from collections.abc import Iterator
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -193,13 +196,59 @@ def test_what_cannot_fit_is_refused(thinker: Child, small: Child) -> None:
     long = conversation(hf, 2, thinker=SamplingParams(max_tokens=5000))
     longer = conversation(hf, 2, words=66_000)
     ended = thinker.call(child.together, {"long": long.input, "longer": longer.input})
-    for name, message in (("long", "max_tokens of at most 40"), ("longer", "context holds 655")):
+    for name, message in (("long", "max_tokens of at most 40"), ("longer", "at most 4089 fit")):
         assert isinstance(ended[name].error, InvalidArgument) and message in str(ended[name].error)
     room = SMALL_KV - 2 - len(long.input.prompt.input_ids)
     long.input.prompt.options.thinker = SamplingParams(max_tokens=room, ignore_eos=True)
     assert len(small.call(child.together, {"just": long.input})["just"].tokens) == room
     long.input.prompt.options.thinker = SamplingParams(max_tokens=room + 1)
     assert f"max_tokens of at most {room}" in str(small.call(child.together, {"more": long.input})["more"].error)
+
+
+@pytest.mark.parametrize("left", range(2, 9))
+def test_prompts_as_long_as_the_cache_are_taken_or_refused(small: Child, left: int) -> None:
+    """SGLang leaves more room for an answer than it needs; the stage answers all the same, and others after it."""
+    hf = hf_model(tiny_model.checkpoint())
+    around = len(conversation(hf, 2, words=0).input.prompt.input_ids)
+    talk = conversation(hf, 2, words=SMALL_KV - left - around, thinker=SamplingParams(max_tokens=2, ignore_eos=True))
+    assert len(talk.input.prompt.input_ids) == SMALL_KV - left
+    ended = small.call(child.together, {"long": talk.input})["long"]
+    if left < 7:
+        assert isinstance(ended.error, InvalidArgument) and f"at most {SMALL_KV - 7} fit" in str(ended.error)
+    else:
+        assert len(ended.tokens) == 2
+    after = conversation(hf, 22)
+    check(small.call(child.together, {"after": after.input})["after"], after)
+
+
+def test_a_request_that_sglang_does_not_accept_fails_alone(small: Child) -> None:
+    hf = hf_model(tiny_model.checkpoint())
+    refused, good = conversation(hf, 30, words=100), conversation(hf, 31)
+    ended = small.call(child.with_longest_input, 60, {"refused": refused.input, "good": good.input})
+    assert "SGLang refused a request" in str(ended["refused"].error)
+    check(ended["good"], good)
+    small.call(child.wait_idle)
+
+
+def test_answers_to_the_end_of_the_context(tmp_path: Path) -> None:
+    """SGLang ends them before it."""
+    context, hf = 64, hf_model(tiny_model.checkpoint())
+    checkpoint = shutil.copytree(tiny_model.checkpoint(), tmp_path / "checkpoint")
+    config = json.loads((checkpoint / "config.json").read_text())
+    config["thinker_config"]["text_config"]["max_position_embeddings"] = context
+    (checkpoint / "config.json").write_text(json.dumps(config))
+    talk = conversation(hf, 400)
+    room = context - len(talk.input.prompt.input_ids)
+    with child.child(checkpoint, "create_thinker", max_running=4, kv_tokens=1000) as process:
+        for asked in (room - 2, room - 1, room, room + 1):
+            talk.input.prompt.options.thinker = SamplingParams(max_tokens=asked, ignore_eos=True)
+            ended = process.call(child.together, {"long": talk.input})["long"]
+            assert len(ended.tokens) == min(asked, room)
+            assert ended.result.finish_reason == "length"
+        longer = conversation(hf, 400, words=context)
+        error = process.call(child.together, {"longer": longer.input})["longer"].error
+        assert isinstance(error, InvalidArgument) and f"at most {context - 7} fit" in str(error)
+        process.call(child.wait_idle)
 
 
 def check_broken_requests_fail_alone(process: Child) -> None:

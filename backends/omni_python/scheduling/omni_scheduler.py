@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
+import msgspec
 import torch
 
 from omni_python.model_runner.base import ARModelRunner, ARRequest, PromptInput, R
@@ -71,7 +72,7 @@ class OmniScheduler(AutoregressiveScheduler[R]):
         self._feedback = config.feedback
         self._max_running = config.max_running
         self._stepped: list[R] = []
-        self._unmade: list[R] = []  # rows whose prompts could not be made in this step
+        self._unmade: list[R] = []  # rows whose prompts could not be made, or were not accepted, in this step
         self._prompted: set[str] = set()  # rows of this step with a piece of their prompt; kept while some are traced
         if ranks is None:
             self.engine = Engine(config, self)
@@ -105,10 +106,14 @@ class OmniScheduler(AutoregressiveScheduler[R]):
         return None if job is None else job.row
 
     def _admit_row(self, row: R) -> None:
-        if row.prompt_len >= self.engine.context:
+        if row.prompt_len > self.engine.longest_prompt:
             raise InvalidArgument(
-                f"the prompt has {row.prompt_len} tokens; this model's context holds {self.engine.context - 1}"
+                f"the prompt has {row.prompt_len} tokens; at most {self.engine.longest_prompt} fit into this stage's "
+                "KV cache and the model's context; shorten it"
             )
+        room = self.engine.context - row.prompt_len
+        if row.max_tokens > room:  # an answer ends where the context does
+            row.sampler.params = msgspec.structs.replace(row.sampler.params, max_tokens=room)
         self._check_fits(row, self.engine.capacity - 1)
         self._jobs[row.request_id] = _Job(row)
 
@@ -140,7 +145,7 @@ class OmniScheduler(AutoregressiveScheduler[R]):
             else:
                 self._emit(row)
         unmade, self._unmade = self._unmade, []
-        for row in unmade:  # those of which only a piece was computed, and no token chosen
+        for row in unmade:  # those of which no more than a piece was computed, and no token chosen
             if row.error is not None and row.request_id in self._jobs:
                 self.fail(row.request_id, row.error)
         return worked
@@ -204,5 +209,9 @@ class OmniScheduler(AutoregressiveScheduler[R]):
         row = job.row
         job.queued = True
         answer = torch.arange(row.prompt_len, row.prompt_len + row.max_tokens) + int(row.rope_delta)
-        positions = torch.cat((self._identity.positions(row).long().cpu(), answer.expand(3, -1)), dim=1)
-        self.engine.add(name, self._identity.key(row), positions, row.max_tokens)
+        try:
+            positions = torch.cat((self._identity.positions(row).long().cpu(), answer.expand(3, -1)), dim=1)
+            self.engine.add(name, self._identity.key(row), positions, row.max_tokens)
+        except Exception as error:
+            row.error = error
+            self._unmade.append(row)

@@ -67,8 +67,13 @@ class Engine:
 
     @property
     def context(self) -> int:
-        """Prompt tokens must be fewer."""
-        return self._scheduler.model_config.context_len - 6
+        """Tokens that prompt and answer of a request may have together."""
+        return int(self._scheduler.model_config.context_len)
+
+    @property
+    def longest_prompt(self) -> int:
+        """Tokens; SGLang refuses longer ones, a few tokens before the KV cache or the model's context is full."""
+        return int(self._scheduler.max_req_input_len) - 1
 
     @property
     def kv_tokens(self) -> int:
@@ -85,7 +90,9 @@ class Engine:
 
     def add(self, name: str, ids: Sequence[int], positions: torch.Tensor, max_tokens: int) -> None:
         """Queue a request. `ids` are the prompt's tokens, as far as its prefixes are looked up in the cache; ids beyond
-        the vocabulary stand for media. `positions` int64 [3, len(ids) + max_tokens] are those of prompt and answer."""
+        the vocabulary stand for media. `positions` int64 [3, len(ids) + max_tokens] are those of prompt and answer.
+
+        Raises `OmniError` where SGLang refuses it, and keeps nothing of it then."""
         from sglang.srt.managers.io_struct import TokenizedGenerateReqInput
         from sglang.srt.managers.schedule_batch import MultimodalInputs
         from sglang.srt.sampling.sampling_params import SamplingParams
@@ -111,7 +118,12 @@ class Engine:
         self._scheduler.process_input_requests([request])
         queued = self._scheduler.waiting_queue[-1]
         if queued.rid != request.rid or queued.to_finish is not None or queued.finished():
+            if queued.rid == request.rid:
+                self._scheduler.waiting_queue.pop()
             raise OmniError(f"SGLang refused a request: {queued.to_finish or queued.finished_reason}")
+        # SGLang takes a few away near the end of the context, and would then end an answer of which the owner awaits
+        # more tokens.
+        queued.sampling_params.max_new_tokens = max_tokens
         queued.multimodal_inputs = MultimodalInputs(mm_items=[], mrope_positions=positions)
         self._requests[name] = queued
         self._names[queued] = name

@@ -71,8 +71,8 @@ class LeadingEngine(Engine):
         self._followers.close()
 
     def add(self, name: str, ids: Sequence[int], positions: torch.Tensor, max_tokens: int) -> None:
+        super().add(name, ids, positions, max_tokens)  # first: what it refuses would end the followers
         self._followers.send(Add(name, torch.tensor(ids, dtype=torch.int64), positions, max_tokens))
-        super().add(name, ids, positions, max_tokens)
 
     def abort(self, name: str) -> None:
         self._followers.send(Abort(name))
