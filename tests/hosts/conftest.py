@@ -20,10 +20,11 @@ from omni_python.models.noop.config import NoopLinePipelineConfig
 from omni_python.models.qwen3_omni.config import Qwen3OmniSpeechPipelineConfig
 from omni_python.serve.server_options import ServerOptions
 from omni_python.serve.triton_server import TritonServer
+from tests.e2e import metrics
 from tests.hosts.wire import Wire, why_impossible
 
 FRONT, THINK, SPEECH = "front", "think", "speech"
-SILENCE = 3.0
+SILENCE = 6.0
 _PORTS = {"noop_line": 7100, "qwen3_omni": 7200}
 
 
@@ -54,6 +55,11 @@ class Hosts:
         """What `noop_line` answers."""
         answer = self.ask("noop_line", text_input="x", sampling_parameters=json.dumps(sampling))
         return answer if "error" in answer else dict(json.loads(answer["text_output"]))
+
+    def reached(self, host: str, stage: str) -> float:
+        """Requests that a stage of `noop_line` was ever given, on its host."""
+        with self.wire.on(host):
+            return metrics.read(self.servers[host], "omni_stage_requests_total", pipeline="noop_line", stage=stage)
 
     @contextmanager
     def _connection(self, host: str, port: int, timeout: float) -> Iterator[http.client.HTTPConnection]:
