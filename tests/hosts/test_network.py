@@ -7,6 +7,7 @@ import queue
 import socket
 import stat
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -22,8 +23,10 @@ from omni_python.pipeline.endpoint import Endpoint
 from omni_python.proto.errors import OmniError, Unavailable
 from omni_python.proto.messages import AbortMessage, ControlMessage, encode_message
 from omni_python.relay.base import RelaySettings
+from tests.waiting import wait_until
 
 ADDRESS = "127.0.0.21"
+OTHERS = ("127.0.0.1", "127.0.0.20")
 Connect = Callable[[CurveKey], Outlet]
 
 
@@ -34,10 +37,16 @@ def key(tmp_path: Path) -> CurveKey:
 
 
 @pytest.fixture
-def port() -> int:
-    with socket.create_server((ADDRESS, 0)) as free:
-        number: int = free.getsockname()[1]
-    return number
+def port() -> Iterator[int]:
+    """A free one, at which nobody else listens meanwhile."""
+    with ExitStack() as held:
+        while True:
+            with suppress(OSError), socket.create_server((ADDRESS, 0)) as free:
+                number: int = free.getsockname()[1]
+                for other in OTHERS:
+                    held.enter_context(socket.socket()).bind((other, number))
+                break
+        yield number
 
 
 @pytest.fixture
@@ -85,7 +94,8 @@ def test_another_key_is_refused_and_logged(
         connect(wrong).send(AbortMessage(1, "r"))
         with pytest.raises(queue.Empty):
             heard.get(timeout=1)
-    refusal = f"refused at tcp://{ADDRESS}:{port}: the other side did not prove the pipeline's key"
+        refusal = f"refused at tcp://{ADDRESS}:{port}: the other side did not prove the pipeline's key"
+        wait_until(lambda: sum(refusal in text for text in caplog.messages) >= 2)
     assert sum(refusal in text for text in caplog.messages) == 2  # on both sides, and not again at each attempt
 
 
@@ -101,9 +111,10 @@ def test_a_client_with_the_public_half_alone_is_refused_and_logged(
         outlet.send(encode_message(AbortMessage(1, "r")))
         with pytest.raises(queue.Empty):
             heard.get(timeout=1)
+        refusal = "refused a connection from 127.0.0.1, which has another key"
+        wait_until(lambda: any(refusal in text for text in caplog.messages))
         outlet.close(linger=0)
     context.term()
-    assert any("refused a connection from 127.0.0.1, which has another key" in text for text in caplog.messages)
 
 
 def test_a_client_without_a_key_is_not_heard(heard: queue.SimpleQueue[ControlMessage], port: int) -> None:
@@ -119,7 +130,7 @@ def test_a_client_without_a_key_is_not_heard(heard: queue.SimpleQueue[ControlMes
 
 def test_it_listens_at_its_address_alone(heard: queue.SimpleQueue[ControlMessage], port: int) -> None:
     socket.create_connection((ADDRESS, port), timeout=5).close()
-    for other in ("127.0.0.1", "127.0.0.20"):
+    for other in OTHERS:
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection((other, port), timeout=5)
 
