@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import resource
 import signal
 import socket
 import subprocess
@@ -39,6 +40,8 @@ class Serving:
     arguments: Sequence[str] = ()
     ports: list[int] = field(default_factory=lambda: lasting_ports(3))
     start_timeout: float = 100.0
+    file_limit: int | None = None
+    """Of file descriptors, of each process."""
     _servers: set[int] = field(default_factory=set)  # all that were seen; each leads a group, which its stubs share
 
     def __enter__(self) -> Serving:
@@ -65,8 +68,14 @@ class Serving:
         ports = [text for name, port in zip(names, self.ports, strict=True) for text in (name, str(port))]
         command = [sys.executable, "-m", "omni_python.cli", "serve", "--model-repository", str(self.repository)]
         with self.log.open("ab") as log:
-            self.process = subprocess.Popen([*command, *ports, *self.arguments], stdout=log, stderr=log)
+            self.process = subprocess.Popen(
+                [*command, *ports, *self.arguments], stdout=log, stderr=log, preexec_fn=self._limit_files
+            )
         self.wait_said("omni serve: ready", self.start_timeout)
+
+    def _limit_files(self) -> None:
+        if self.file_limit is not None:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (self.file_limit, self.file_limit))
 
     def said(self) -> str:
         return self.log.read_text(errors="replace")

@@ -16,6 +16,7 @@ import pytest
 from omni_python.control.directory import server_directory
 from omni_python.control.liveness import LifeSign, read_life_signs, remove_life_sign, write_life_sign
 from omni_python.control.restart_wishes import restart_wishes, wish_restart
+from omni_python.serve.descriptors import raise_limit
 from omni_python.serve.health import ServerHealth
 from omni_python.serve.orchestrators import Orchestrators
 from omni_python.serve.server_options import ServerOptions
@@ -151,3 +152,10 @@ def test_descriptors_of_any_number_are_waited_for(tmp_path: Path) -> None:
         finally:
             for descriptor in (high, read, write):
                 os.close(descriptor)
+
+
+def test_the_limit_is_raised_to_what_the_system_allows() -> None:
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    with file_limit(256):
+        raise_limit()
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard)

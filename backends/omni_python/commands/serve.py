@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from omni_python.commands.help import HelpFormatter
 from omni_python.proto.errors import InvalidArgument, OmniError
 from omni_python.proto.recording import ALLOW_REPLAY, RECORD_DIRECTORY
+from omni_python.serve import descriptors
 from omni_python.serve.environment import Installation, ServerSetupError, find_installation
 from omni_python.serve.server_options import ServerOptions
 from omni_python.serve.supervisor import ExitStatus, Policy, Supervisor
@@ -144,6 +145,7 @@ def run(args: argparse.Namespace) -> int:
     if args.print:
         return _print(options, variables)
     os.environ.update(variables)
+    descriptors.raise_limit()
     pipelines = _pipelines(args.model_repository)
     if args.model_repository.is_dir() and not any(args.model_repository.glob("*/config.pbtxt")):
         print(f"omni serve: {args.model_repository} holds no models; omni compile writes some", file=sys.stderr)

@@ -10,6 +10,8 @@ import uvicorn
 from fastapi import FastAPI
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
+from omni_python.serve.openai.bounds import BoundedProtocol, most_connections
+
 _STOP_S = 30.0
 
 
@@ -23,6 +25,8 @@ class HttpServer:
         config = uvicorn.Config(
             app,
             log_level="warning",
+            http=BoundedProtocol,
+            limit_concurrency=most_connections(),
             ws=WebSocketsSansIOProtocol,
             ws_max_size=16 << 20,
             # It would take a quarter off speech in base64, and more of the event loop's time than all else with it.
