@@ -6,15 +6,18 @@ import abc
 import logging
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
+from omni_python.proto.errors import OmniError
 from omni_python.proto.histogram import Histogram
 from omni_python.proto.work import IncomingMessage, OutgoingMessage
 from omni_python.scheduling.fair_queue import FairQueue
+from omni_python.scheduling.lost_device import lost_device
 from omni_python.scheduling.work_trace import WorkTrace
 
 BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
@@ -62,7 +65,9 @@ class Scheduler(abc.ABC):
         """By request id, those that the stage has open and that are traced; kept by the stage's process."""
         self.on_broken: Callable[[str], None] = end_process
         """Called on any thread, at most once, with the reason why this scheduler can never go on; must end the process.
+        Use `give_up`.
         """
+        self._giving_up = threading.Lock()
         self.on_began: Callable[[str], None] = lambda request_id: None
         """Called on any thread when the scheduler begins with a request; the first time counts."""
         self.batch_sizes = Histogram(BATCH_SIZES)
@@ -79,6 +84,24 @@ class Scheduler(abc.ABC):
     @abc.abstractmethod
     def abort(self, request_id: str) -> None:
         """Drop a request, known or not: its messages in `inbox` and all state. Any thread; returns at once."""
+
+    def give_up(self, reason: str) -> None:
+        """This scheduler can never go on; `reason` continues "the process ...". Any thread, any number of times."""
+        if self._giving_up.acquire(blocking=False):  # and never given back
+            self.on_broken(reason)
+
+    def run_to_end(self, run: Callable[[], object]) -> None:
+        """The whole of a thread that the scheduler cannot go on without: nobody would notice its death."""
+        try:
+            run()
+        except BaseException as error:
+            log.exception("a scheduler's thread failed")
+            self.give_up(f"ended: its scheduler failed ({type(error).__name__}: {error})")
+
+    def note_failure(self, error: Exception) -> None:
+        """A computation failed; gives up where no later one can succeed. An `OmniError` is no sign of that."""
+        if not isinstance(error, OmniError) and (lost := lost_device()) is not None:
+            self.give_up(f"ended: it lost {lost}")
 
     def note_step(self, request_ids: Collection[str], start: float) -> None:
         """A step that computed these requests, and began at `start` of `time.monotonic()`, is over. To be called only

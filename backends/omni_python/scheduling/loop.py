@@ -17,12 +17,14 @@ class _Abort(IncomingMessage):
 
 
 class LoopScheduler(Scheduler):
-    """`take`, `drop` and `work` are called from the scheduler's thread alone."""
+    """`take`, `drop` and `work` are called from the scheduler's thread alone; an exception of `drop` or `work` ends it,
+    and with it the process."""
 
     def __init__(self, name: str) -> None:
         super().__init__()
         self._stopping = False
-        self._thread = threading.Thread(target=self._run, name=f"{name}-scheduler", daemon=True)
+        name = f"{name}-scheduler"
+        self._thread = threading.Thread(target=self.run_to_end, args=(self._run,), name=name, daemon=True)
 
     @abc.abstractmethod
     def take(self, message: IncomingMessage) -> None:
@@ -50,6 +52,7 @@ class LoopScheduler(Scheduler):
         self.inbox.put(_Abort(request_id, "stream_done"))
 
     def fail(self, request_id: str, error: Exception) -> None:
+        self.note_failure(error)
         self.drop(request_id)
         self.outbox.put(OutgoingMessage(request_id, "error", error))
 

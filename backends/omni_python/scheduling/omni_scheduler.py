@@ -77,7 +77,7 @@ class OmniScheduler(AutoregressiveScheduler[R]):
         if ranks is None:
             self.engine = Engine(config, self)
         else:
-            self.engine = LeadingEngine(config, self, ranks, lambda reason: self.on_broken(reason))
+            self.engine = LeadingEngine(config, self, ranks, self.give_up)
         self._runner = make_runner(self.engine)
 
     def profile_others(self, path: Path, seconds: float) -> None:

@@ -33,6 +33,7 @@ class PreparedScheduler(Scheduler):
         self.outbox = inner.outbox
         self.batch_sizes = inner.batch_sizes
         inner.on_began = lambda request_id: self.on_began(request_id)
+        inner.on_broken = self.give_up
         self.traces = inner.traces
         self._inner = inner
         self._prepare = prepare
@@ -40,7 +41,7 @@ class PreparedScheduler(Scheduler):
         self._most = most
         self._tokens = CancelTokens()
         self._handing_over = threading.Lock()
-        self._thread = threading.Thread(target=self._run, name="omni-prepared", daemon=True)
+        self._thread = threading.Thread(target=self.run_to_end, args=(self._run,), name="omni-prepared", daemon=True)
 
     def start(self) -> None:
         self._inner.start()
@@ -67,11 +68,16 @@ class PreparedScheduler(Scheduler):
             del message  # holds a relay slot
 
     def _take(self, message: IncomingMessage) -> None:
-        if message.type != "new_request" or not self._waits(message.data):
+        try:
+            waits = message.type == "new_request" and self._waits(message.data)
+        except Exception as error:
+            self.outbox.put(OutgoingMessage(message.request_id, "error", error))
+            return
+        if not waits:
             self._inner.inbox.put(message)
         elif len(self._tokens) >= self._most:
-            error = Unavailable(f"{self._most} requests are waiting for their media, as many as may; try again later")
-            self.outbox.put(OutgoingMessage(message.request_id, "error", error))
+            refusal = Unavailable(f"{self._most} requests are waiting for their media, as many as may; try again later")
+            self.outbox.put(OutgoingMessage(message.request_id, "error", refusal))
         else:
             token = self._tokens.open(message.request_id)
             self.on_began(message.request_id)

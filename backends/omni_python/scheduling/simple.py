@@ -53,7 +53,8 @@ class SimpleScheduler(Scheduler):
         self._tokens = CancelTokens()
         self._counting = threading.Lock()  # of the workers
         self._threads = [
-            threading.Thread(target=self._run, name=f"omni-simple-{n}", daemon=True) for n in range(workers)
+            threading.Thread(target=self.run_to_end, args=(self._run,), name=f"omni-simple-{n}", daemon=True)
+            for n in range(workers)
         ]
 
     def start(self) -> None:
@@ -123,6 +124,7 @@ class SimpleScheduler(Scheduler):
                 yield OutgoingMessage(message.request_id, "result", output)
                 answered += 1
         except Exception as error:
+            self.note_failure(error)
             if len(batch) == 1:
                 yield OutgoingMessage(batch[0].request_id, "error", error)
                 return

@@ -106,6 +106,7 @@ class TorchScheduler(AutoregressiveScheduler[R]):
             self._runner.step(rows)
         except Exception as error:
             logger.exception("a step of %d requests failed", len(rows))
+            self.note_failure(error)
             for row in rows:
                 row.error = error
         if start:
@@ -121,8 +122,9 @@ class TorchScheduler(AutoregressiveScheduler[R]):
         """A failed row's pages may hold values that are no numbers, which would spread to their next holder."""
         try:
             self._runner.cache.clear(row.pages)
-        except Exception:  # a device that is lost fails here too, and its requests must still be told
+        except Exception as error:
             logger.exception("could not clear the pages of a failed request")
+            self.give_up(f"ended: it could not clear the KV cache of a failed request ({error})")
 
     @staticmethod
     def _pages(row: R) -> int:
