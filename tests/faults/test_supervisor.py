@@ -24,6 +24,7 @@ from omni_python.models.noop.config import NoopLinePipelineConfig
 from omni_python.serve.leftovers import remove_leftover_regions
 from tests.e2e import metrics
 from tests.faults.serving import Serving
+from tests.waiting import wait_given_up, wait_until
 
 PIPELINE = "noop_line"
 
@@ -39,6 +40,15 @@ def ask(serving: Serving, **sampling: object) -> Answer:
         return client.chat("x", sampling=sampling)
 
 
+def is_refusing(serving: Serving) -> bool:
+    """Whether requests are told that the server is shutting down."""
+    try:
+        ask(serving, timeout_ms=500)
+    except OmniClientError as error:
+        return "shutting down" in str(error)
+    return False
+
+
 def wait_served(serving: Serving, timeout: float = 60.0) -> None:
     end = time.monotonic() + timeout
     while True:
@@ -50,12 +60,23 @@ def wait_served(serving: Serving, timeout: float = 60.0) -> None:
             time.sleep(0.2)
 
 
-def wait_asked(serving: Serving) -> None:
-    """Until a request is in flight."""
+def wait_asked(serving: Serving, count: int = 1) -> None:
+    """Until so many requests are in flight."""
     end = time.monotonic() + 20
-    while metrics.read(serving, "omni_requests_in_flight") < 1:  # type: ignore[arg-type]
+    while metrics.in_flight(serving, PIPELINE) < count:  # type: ignore[arg-type]
         assert time.monotonic() < end, serving.said()[-3000:]
         time.sleep(0.1)
+
+
+def wait_measured(serving: Serving) -> None:
+    """Until each process has written all of its metrics, those of a request that has ended among them."""
+
+    def measured() -> bool:
+        ran = [metrics.read(serving, "omni_stage_run_seconds_count", stage=stage) for stage in "abc"]  # type: ignore[arg-type]
+        return all(ran) and metrics.read(serving, "omni_request_duration_seconds_count") > 0  # type: ignore[arg-type]
+
+    wait_until(measured, 20, 0.1)
+    time.sleep(0.3)
 
 
 def regions_of(pid: int) -> list[Path]:
@@ -66,19 +87,17 @@ def test_sigterm_lets_requests_end_and_refuses_new_ones(repository: Path, tmp_pa
     with Serving(repository, tmp_path / "log") as serving:
         family = serving.family()
         answers: list[str] = []
-        asking = threading.Thread(target=lambda: answers.append(ask(serving, delay=4.0, nbytes=3).text))
+        asking = threading.Thread(target=lambda: answers.append(ask(serving, delay=6.0, nbytes=3).text))
         asking.start()
         wait_asked(serving)
         serving.process.send_signal(signal.SIGTERM)
         serving.wait_said("letting requests in flight end", 10)
-        time.sleep(0.5)
-        with pytest.raises(OmniClientError, match="shutting down"):
-            ask(serving)
+        wait_until(lambda: is_refusing(serving), 20, 0.1)
         asking.join(30)
         assert answers == ['{"nbytes":3,"last":2}']
         assert serving.process.wait(60) == 0
         assert "omni serve: stopped" in serving.said()
-    _, alive = psutil.wait_procs(family, timeout=5)
+    _, alive = psutil.wait_procs(family, timeout=20)
     assert not alive and not regions_of(serving.process.pid)
 
 
@@ -88,7 +107,7 @@ def test_the_drain_time_is_kept_and_its_end_is_told(repository: Path, tmp_path: 
 
         def asks() -> None:
             try:
-                ask(serving, delay=4.0)
+                ask(serving, delay=30.0)
             except OmniClientError as error:
                 failed.append(str(error))
 
@@ -116,7 +135,7 @@ def test_a_second_signal_stops_at_once(repository: Path, tmp_path: Path) -> None
         serving.wait_said("letting requests in flight end", 10)
         assert serving.stop(signal.SIGTERM, timeout=15) == 128 + signal.SIGTERM
         asking.join(30)
-    _, alive = psutil.wait_procs(family, timeout=5)
+    _, alive = psutil.wait_procs(family, timeout=20)
     assert not alive and not regions_of(serving.process.pid)
 
 
@@ -172,7 +191,7 @@ def test_a_process_that_stalls_while_it_is_loaded_again_is_loaded_once_more(repo
         pipe = replacement_that_hangs(serving, victim, declaration)
         stalling = serving.stub(victim)
         stalling.suspend()
-        time.sleep(2.5)  # Triton looks for life once a second
+        wait_given_up(stalling)
         stalling.resume()
         os.write(pipe, declaration.read_bytes())
         os.close(pipe)
@@ -185,7 +204,7 @@ def test_a_process_that_stalls_while_it_is_loaded_again_is_loaded_once_more(repo
 def test_a_killed_supervisor_takes_its_server_along_and_another_follows(repository: Path, tmp_path: Path) -> None:
     with Serving(repository, tmp_path / "log") as killed:
         ask(killed)
-        time.sleep(1)  # a process that is making its metrics would wait for the dead server: see the next test
+        wait_measured(killed)  # a process that is making its metrics would wait for the dead server: see the next test
         family = killed.family()
         killed.process.kill()
         _, alive = psutil.wait_procs(family, timeout=20)
@@ -212,15 +231,18 @@ def test_a_process_that_outlived_its_killed_server_is_ended(repository: Path, tm
         ask(serving)
 
 
-@pytest.mark.alone  # 0.6 s have to be enough for Triton to hand the requests over
+@pytest.mark.alone  # 0.3 s have to be enough for Triton to have handed the requests over, 3 s for all to be suspended
 def test_a_machine_that_pauses_loses_nothing(repository: Path, tmp_path: Path) -> None:
     """What watches the others stands still along with them. It pauses while Triton hands no request over: 24.10 takes a
     stub that it then hears nothing of for a second for dead, and crashes once that answers all the same."""
     with Serving(repository, tmp_path / "log") as serving:
         family = serving.family()
         with ThreadPoolExecutor(3) as clients:
-            answers = [clients.submit(ask, serving, delay=1.0, nbytes=number) for number in range(1, 4)]
-            time.sleep(0.6)
+            answers = [clients.submit(ask, serving, delay=3.0, nbytes=1)]
+            wait_asked(serving)
+            answers += [clients.submit(ask, serving, nbytes=number) for number in (2, 3)]  # they wait for the first
+            wait_asked(serving, 3)
+            time.sleep(0.3)
             every = [psutil.Process(serving.process.pid), *family]
             for process in every:
                 process.suspend()

@@ -20,6 +20,7 @@ from omni_python.serve import given_up
 from omni_python.serve.environment import ServerSetupError, find_installation
 from omni_python.serve.server_options import SHARED_MEMORY, ServerOptions
 from omni_python.serve.triton_server import ServerFailed, TritonServer
+from tests.waiting import wait_given_up, wait_until
 
 BACKEND = """
 import os, pathlib, signal
@@ -161,10 +162,10 @@ def test_a_stub_that_stalls_while_it_starts_costs_a_start(tmp_path: Path, monkey
     stalled = options.model_repository / "stalling" / "stalled"
 
     def let_go_on() -> None:
-        while not (stalled.exists() and stalled.read_text()):
-            time.sleep(0.05)
-        time.sleep(2.5)  # Triton looks for life once a second
-        os.kill(int(stalled.read_text()), signal.SIGCONT)
+        wait_until(lambda: stalled.exists() and stalled.read_text(), 60, 0.05)
+        stub = psutil.Process(int(stalled.read_text()))
+        wait_given_up(stub)
+        stub.resume()
 
     letting = threading.Thread(target=let_go_on)
     letting.start()
