@@ -10,7 +10,9 @@ from collections.abc import Callable, Iterable
 
 import triton_python_backend_utils as pb_utils
 
+from omni_python.control.proc_stat import is_running
 from omni_python.glue.metric_names import FAMILIES, Kind, Sample
+from omni_python.glue.predecessors import predecessors
 from omni_python.proto.histogram import Histogram
 
 SWITCH = "OMNI_METRICS"
@@ -46,20 +48,22 @@ class MetricsWriter:
         self._families: dict[str, tuple[pb_utils.MetricFamily, bool]] = {}  # and whether they count
         self._series: dict[tuple[str, tuple[str, ...]], _Series] = {}
         self._filled: set[_Series] = set()  # gauges of what is held that the last update wrote
+        self._predecessors: list[int] = []
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="omni-metrics", daemon=True)
 
     def start(self) -> None:
         """Nothing is written where the environment says so (`SWITCH`): what Triton was told, `--allow-metrics=false`,
-        models cannot know, and it takes their metrics then as well."""
+        models cannot know, and it takes their metrics then as well.
+
+        Where a model is reloaded in place its old process's metrics have the same names and labels, and Triton (24.10)
+        crashes when that lets go of them while the new one writes. So this one waits until that has ended.
+        """
         if os.environ.get(SWITCH) == "0":
             return
-        for family in FAMILIES:
-            counts = family.kind is not Kind.GAUGE
-            kind = pb_utils.MetricFamily.COUNTER if counts else pb_utils.MetricFamily.GAUGE
-            for name in family.series:
-                made = pb_utils.MetricFamily(name=name, description=family.help, kind=kind)
-                self._families[name] = made, counts
+        self._predecessors = predecessors()
+        if not self._predecessors:
+            self._make_families()
         self._thread.start()
 
     def stop(self) -> None:
@@ -71,7 +75,20 @@ class MetricsWriter:
         for held in (self._filled, self._series, self._families):
             held.clear()
 
+    def _make_families(self) -> None:
+        for family in FAMILIES:
+            counts = family.kind is not Kind.GAUGE
+            kind = pb_utils.MetricFamily.COUNTER if counts else pb_utils.MetricFamily.GAUGE
+            for name in family.series:
+                made = pb_utils.MetricFamily(name=name, description=family.help, kind=kind)
+                self._families[name] = made, counts
+
     def _run(self) -> None:
+        if self._predecessors:
+            while any(map(is_running, self._predecessors)):
+                if self._stop.wait(PERIOD):
+                    return
+            self._make_families()
         updates = 0
         while not self._stop.is_set():
             try:
