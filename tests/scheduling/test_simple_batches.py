@@ -65,3 +65,27 @@ def test_none_fails_by_anothers_fault() -> None:
     assert (got["c"].data.text, str(got["bad"].data)) == ("C", "no")
     assert batches == [["a", "bad", "c", "d"], ["bad"], ["c"], ["d"]], "what was answered is not computed again"
     assert len(scheduler.outbox) == 0
+
+
+def test_a_batch_is_left_once_nobody_wants_the_rest() -> None:
+    begun, go = threading.Event(), threading.Event()
+    computed = []
+
+    def compute(payloads: Sequence[TextOutput]) -> Iterator[Payload]:
+        for payload in payloads:
+            if payload.text == "b":
+                begun.set()
+                assert go.wait(30)
+            computed.append(payload.text)
+            yield payload
+
+    scheduler = SimpleScheduler(compute_batch=compute, max_batch_size=4)
+    ask(scheduler, *"abcd")
+    scheduler.start()
+    assert begun.wait(30)
+    scheduler.abort("b")
+    scheduler.abort("d")
+    go.set()
+    assert [answer(scheduler).request_id for _ in "abc"] == ["a", "b", "c"]
+    scheduler.stop()
+    assert computed == ["a", "b", "c"], "c is wanted; b could not be left out of the middle"

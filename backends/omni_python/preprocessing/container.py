@@ -13,6 +13,7 @@ import av
 import numpy as np
 from av.container import InputContainer
 
+from omni_python.preprocessing.request_limit import check_request
 from omni_python.proto.errors import InvalidArgument
 
 Encoded = bytes | np.ndarray
@@ -37,14 +38,17 @@ _PACKED_HEADER = re.compile(rb"cmov(.{8})?.{4}dcom", re.DOTALL)
 
 
 class TimeLimit:
-    """Ends what decodes one file after `seconds`: small files may ask for hours of work."""
+    """Ends what decodes one file after `seconds`: small files may ask for hours of work. And with its request, see
+    `request_limit`; then it does not even begin."""
 
     def __init__(self, seconds: float = DECODE_SECONDS) -> None:
+        check_request()
         self._seconds = seconds
         self._end = time.monotonic() + seconds
 
     def check(self) -> None:
-        """Raise `InvalidArgument` where the time is over."""
+        """Raise `InvalidArgument` where the time is over, `Cancelled` where the request is."""
+        check_request()
         if time.monotonic() > self._end:
             raise InvalidArgument(f"decoding the file took longer than {self._seconds:g} s, the most that is accepted")
 

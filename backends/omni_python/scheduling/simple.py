@@ -27,7 +27,7 @@ class SimpleScheduler(Scheduler):
     computed again alone, so that none fails by another's fault. `workers` threads compute side by side.
 
     An abort drops what has not begun and sets the token of what is being computed; without a token that is finished,
-    and its result dropped by the stage.
+    and its result dropped by the stage. A batch's iterator is not asked for more once nobody is left who wants it.
     """
 
     sends_itself = True
@@ -118,6 +118,8 @@ class SimpleScheduler(Scheduler):
                 raise TypeError("a stage that takes whole requests got a stream; its scheduler does not fit the edge")
             outputs = iter(self._outputs([message.data for message in batch], tokens))
             for message in batch:
+                if all(token.is_cancelled() for token in tokens[answered:]):
+                    return  # nobody wants the others
                 output = next(outputs, None)
                 if output is None:
                     raise RuntimeError(f"a batch of {len(batch)} gave {answered} outputs")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from omni_python.models.fetching import fetching_first
 from omni_python.models.fish_s2_pro.architecture import model_config
 from omni_python.models.fish_s2_pro.codec_checkpoint import load_decoder
 from omni_python.models.fish_s2_pro.dual_ar import load_dual_ar
@@ -15,12 +14,12 @@ from omni_python.models.loading.dummy import LoadFormat
 from omni_python.models.loading.kernels import Kernels, captured_rows
 from omni_python.models.loading.kv_size import KVNeeds
 from omni_python.models.loading.placement import Dtype, on_own_stream, placement
+from omni_python.models.preprocessing_stage import preprocessing_stage
 from omni_python.preprocessing.media.loader import MediaLoader
 from omni_python.preprocessing.media.policy import MediaPolicy
 from omni_python.scheduling.base import Scheduler
 from omni_python.scheduling.code2wav import Code2WavScheduler
 from omni_python.scheduling.device_memory import stage_memory
-from omni_python.scheduling.simple import SimpleScheduler
 from omni_python.scheduling.torch_scheduler import TorchScheduler
 
 
@@ -34,8 +33,7 @@ def create_preprocessing(
     """OmniRequest -> SpeechPrompt. `media`: a `MediaPolicy`; at most `reference_seconds` of a voice are encoded."""
     loader = MediaLoader(MediaPolicy.of(media))
     device = "cpu" if gpu_id is None else f"cuda:{gpu_id}"
-    compute = SimpleScheduler(Preprocessor(model_path, loader, device, reference_seconds), workers=workers)
-    return fetching_first(compute, loader)
+    return preprocessing_stage(Preprocessor(model_path, loader, device, reference_seconds), loader, workers)
 
 
 def create_tts_engine(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any, NoReturn
 
-from omni_python.models.fetching import fetching_first
 from omni_python.models.loading.dummy import LoadFormat
 from omni_python.models.loading.kv_size import KVNeeds
 from omni_python.models.loading.placement import Dtype, on_own_stream, placement
@@ -24,6 +23,7 @@ from omni_python.models.ming_omni.thinker import load_thinker
 from omni_python.models.ming_omni.thinker_runner import ThinkerModelRunner
 from omni_python.models.ming_omni.vocoder import LatentVocoder
 from omni_python.models.ming_omni.voices import load_voices
+from omni_python.models.preprocessing_stage import preprocessing_stage
 from omni_python.models.text.decode import DecodeScheduler
 from omni_python.models.text.detokenizer import TokenBytes
 from omni_python.preprocessing.image import MAX_PIXELS
@@ -48,8 +48,7 @@ def create_preprocessing(
     """OmniRequest -> ReadRequest. `speech`: whether the pipeline has the speech stages; `media`: a `MediaPolicy`."""
     loader = MediaLoader(MediaPolicy.of(media))
     preprocessor = Preprocessor(model_path, speech, loader, audio_seconds, image_pixels)
-    compute = SimpleScheduler(preprocessor, workers=workers)
-    return fetching_first(compute, loader)
+    return preprocessing_stage(preprocessor, loader, workers)
 
 
 def create_image_encoder(

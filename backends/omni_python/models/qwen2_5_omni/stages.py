@@ -11,12 +11,12 @@ from typing import Any
 
 import torch
 
-from omni_python.models.fetching import fetching_first
 from omni_python.models.loading.checkpoint import CheckpointError, load_json
 from omni_python.models.loading.kv_size import KVNeeds
 from omni_python.models.loading.placement import Dtype, on_own_stream, placement
 from omni_python.models.loading.tokenizer import load_tokenizer
 from omni_python.models.media.placeholders import MediaTokens
+from omni_python.models.preprocessing_stage import preprocessing_stage
 from omni_python.models.qwen2_5_omni.architecture import decoder_config, model_config
 from omni_python.models.qwen2_5_omni.encoder import MediaEncoder
 from omni_python.models.qwen2_5_omni.preprocess import Preprocessor
@@ -47,7 +47,7 @@ def create_preprocessing(
     """OmniRequest -> Question. `media`: a `MediaPolicy`; `audio_seconds` and `image_pixels` bound one request."""
     loader = MediaLoader(MediaPolicy.of(media))
     preprocessor = Preprocessor(model_path, loader, audio_seconds, image_pixels)
-    return fetching_first(SimpleScheduler(preprocessor, workers=workers), loader)
+    return preprocessing_stage(preprocessor, loader, workers)
 
 
 def create_media_encoder(model_path: str, gpu_id: int | None = None, dtype: Dtype = "auto") -> SimpleScheduler:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from omni_python.models.fetching import fetching_first
 from omni_python.models.loading.dummy import LoadFormat
 from omni_python.models.loading.placement import Dtype, placement
+from omni_python.models.preprocessing_stage import preprocessing_stage
 from omni_python.models.qwen3_omni.encoders import DEFAULT_FRAMES, DEFAULT_PATCHES, AudioEncoder, VisionEncoder
 from omni_python.models.qwen3_omni.limits import RequestLimits
 from omni_python.models.qwen3_omni.payloads import ThinkerInput
@@ -30,8 +30,7 @@ def create_preprocessing(
     """OmniRequest -> Preprocessed. `speech`: whether the pipeline has the speech stages; `media`: a `MediaPolicy`;
     `limits`: `RequestLimits`."""
     loader = MediaLoader(MediaPolicy.of(media))
-    compute = SimpleScheduler(Preprocessor(model_path, speech, loader, RequestLimits.of(limits)), workers=workers)
-    return fetching_first(compute, loader)
+    return preprocessing_stage(Preprocessor(model_path, speech, loader, RequestLimits.of(limits)), loader, workers)
 
 
 def create_image_encoder(

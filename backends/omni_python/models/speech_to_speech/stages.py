@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from omni_python.models.fetching import fetching_first
 from omni_python.models.loading.placement import Dtype, placement
+from omni_python.models.preprocessing_stage import preprocessing_stage
 from omni_python.models.speech_to_speech.hearing import HearingScheduler
 from omni_python.models.speech_to_speech.info import DICTIONARY, RECOGNISER, SYNTHESISER
 from omni_python.models.speech_to_speech.kokoro import Kokoro
@@ -24,7 +24,6 @@ from omni_python.models.speech_to_speech.transcript import TranscriptScheduler
 from omni_python.preprocessing.media.loader import MediaLoader
 from omni_python.preprocessing.media.policy import MediaPolicy
 from omni_python.scheduling.base import Scheduler
-from omni_python.scheduling.simple import SimpleScheduler
 
 
 def create_preprocessing(
@@ -32,8 +31,7 @@ def create_preprocessing(
 ) -> Scheduler:
     """OmniRequest -> Utterance. `media`: a `MediaPolicy`; at most `sound_seconds` of a request are heard."""
     loader = MediaLoader(MediaPolicy.of(media))
-    compute = SimpleScheduler(Preprocessor(model_path, loader, sound_seconds), workers=workers)
-    return fetching_first(compute, loader)
+    return preprocessing_stage(Preprocessor(model_path, loader, sound_seconds), loader, workers)
 
 
 def create_recogniser(

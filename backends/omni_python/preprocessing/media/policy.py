@@ -28,6 +28,7 @@ class MediaPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     file_root: the absolute folder below which `file:` URLs are read; None: no local files.
     max_bytes: of all files of one request together, encoded.
     fetch_seconds: for getting all files of one request, from the first look-up to the last byte.
+    decode_seconds: for decoding all files of one request; a single one has a minute at most.
     max_redirects: of one URL; each is checked like the first address.
     max_fetching: requests whose files are being fetched at the same time; more are refused.
     """
@@ -39,6 +40,7 @@ class MediaPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     file_root: str | None = None
     max_bytes: _Count = 256 << 20
     fetch_seconds: _Positive = 20.0
+    decode_seconds: _Positive = 60.0
     max_redirects: Annotated[int, msgspec.Meta(ge=0, le=20)] = 3
     max_fetching: _Count = 64
 
