@@ -21,8 +21,8 @@ import pytest
 
 from omni_python.config.compile import compile_pipeline
 from omni_python.models.noop.config import NoopLinePipelineConfig
-from omni_python.serve.server_options import free_ports
 from tests.docker.files import SERVICES, container, document, execution, options
+from tests.faults.serving import lasting_ports
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ def pod(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pod]:
     compile_pipeline(NoopLinePipelineConfig(), repository)
     given = options(container()["args"])
     declared = [int(value) for name, value in given.items() if name.endswith("-port")]
-    ports = dict(zip(declared, free_ports("127.0.0.1", [0] * len(declared)), strict=True))
+    ports = dict(zip(declared, lasting_ports(len(declared)), strict=True))
     here = {name: str(ports[int(value)]) for name, value in given.items() if name.endswith("-port")}
     here |= {"model-repository": str(repository), "host": "127.0.0.1"}
     program, *command = execution("ENTRYPOINT")

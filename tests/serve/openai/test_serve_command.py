@@ -17,12 +17,13 @@ from tests.faults.serving import lasting_ports
 
 def test_both_servers_by_one_command(tmp_path: Path) -> None:
     compile_pipeline(NoopForwardPipelineConfig(), tmp_path)
-    [port] = lasting_ports(1)
-    zeros = [f"--{name}-port=0" for name in ("http", "grpc", "metrics")]
-    command = [sys.executable, "-m", "omni_python.cli", "serve", f"--model-repository={tmp_path}", *zeros]
-    process = subprocess.Popen([*command, f"--openai-port={port}"], stdout=subprocess.DEVNULL)
+    names = ("openai", "http", "grpc", "metrics")
+    ports = dict(zip(names, lasting_ports(4), strict=True))
+    command = [sys.executable, "-m", "omni_python.cli", "serve", f"--model-repository={tmp_path}"]
+    options = [f"--{name}-port={port}" for name, port in ports.items()]
+    process = subprocess.Popen([*command, *options], stdout=subprocess.DEVNULL)
     try:
-        with httpx.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False, timeout=10) as http:
+        with httpx.Client(base_url=f"http://127.0.0.1:{ports['openai']}", trust_env=False, timeout=10) as http:
             _wait_healthy(http)
             body = {"model": "noop_forward", "messages": [{"role": "user", "content": "x"}]}
             reply = http.post("/v1/chat/completions", json=body)
