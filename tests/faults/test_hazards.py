@@ -16,6 +16,7 @@ from omni_python.client import OmniClient, OmniClientError
 from omni_python.serve.environment import ServerSetupError
 from omni_python.serve.server_options import ServerOptions
 from omni_python.serve.triton_server import TritonServer
+from tests.waiting import wait_until
 
 
 def test_an_error_after_the_first_response_reaches_the_client(noop_server: TritonServer) -> None:
@@ -32,8 +33,7 @@ def test_requests_in_flight_use_up_no_threads_of_the_stub(noop_server: TritonSer
     must not keep another one from being answered."""
     with OmniClient(noop_server.grpc_url, "noop_line") as client, ThreadPoolExecutor(64) as pool:
         waiting = [pool.submit(client.chat, "x", sampling={"delay": 0.1}) for _ in range(64)]
-        while sum(asked.running() for asked in waiting) < 60:
-            pass
+        wait_until(lambda: sum(asked.running() or asked.done() for asked in waiting) >= 60)
         with pytest.raises(OmniClientError, match="unknown field"):
             client.chat("x", sampling={"bogus": 1})
         assert sum(asked.done() for asked in waiting) < 40, "it was answered only after the others"
