@@ -19,6 +19,7 @@ from omni_python.serve.openai.chat import ChatCompletion
 from omni_python.serve.openai.conversation import SpokenAnswers
 from omni_python.serve.openai.encoding import FORMATS, content_type
 from omni_python.serve.openai.errors import ApiError, api_error
+from omni_python.serve.openai.leaving import while_there
 from omni_python.serve.openai.page import router as playground
 from omni_python.serve.openai.realtime.route import realtime_endpoint
 from omni_python.serve.openai.schema import ChatRequest, Completion, ErrorReply, SpeechRequest
@@ -61,9 +62,9 @@ def create_app(grpc_url: str, metrics_url: str | None = None) -> FastAPI:
     async def chat_completions(request: Request, body: Annotated[ChatRequest, json_body(ChatRequest)]) -> Response:
         completion = ChatCompletion(body, client(body.model), answers, _traceparent(request))
         if not body.stream:
-            return JSONResponse(await completion.whole())
+            return JSONResponse(await while_there(request, completion.whole()))
         chunks = _server_sent(completion.chunks())
-        return StreamingResponse(await _begun(chunks), media_type="text/event-stream")
+        return StreamingResponse(await while_there(request, _begun(chunks)), media_type="text/event-stream")
 
     @app.post(
         "/v1/audio/speech",
@@ -73,7 +74,7 @@ def create_app(grpc_url: str, metrics_url: str | None = None) -> FastAPI:
     )
     async def audio_speech(request: Request, body: Annotated[SpeechRequest, json_body(SpeechRequest)]) -> Response:
         pieces = spoken(body, client(body.model), _traceparent(request))
-        sample_rate, data = await anext(pieces)
+        sample_rate, data = await while_there(request, _first(pieces))
         return StreamingResponse(
             _after(data, _data(pieces)), media_type=content_type(body.response_format, sample_rate)
         )
@@ -162,6 +163,10 @@ async def _data(pieces: AsyncGenerator[tuple[int, bytes], None]) -> AsyncGenerat
     async with aclosing(pieces):
         async for _, data in pieces:
             yield data
+
+
+async def _first(pieces: AsyncGenerator[tuple[int, bytes], None]) -> tuple[int, bytes]:
+    return await anext(pieces)
 
 
 async def _begun(pieces: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
