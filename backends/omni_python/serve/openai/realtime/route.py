@@ -1,8 +1,9 @@
-"""The path: which pipeline a client wants to talk with, before its connection is accepted."""
+"""The path: who asks, and which pipeline it wants to talk with, before its connection is accepted."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from urllib.parse import urlsplit
 
 from starlette.responses import JSONResponse
 from starlette.websockets import WebSocket
@@ -20,6 +21,7 @@ def realtime_endpoint(client: Callable[[str], AsyncOmniClient]) -> Callable[[Web
 
     async def realtime(socket: WebSocket) -> None:
         try:
+            _check_origin(socket)
             model = _model(socket)
             info = await client(model).info()
         except (ApiError, OmniClientError) as refused:
@@ -30,6 +32,23 @@ def realtime_endpoint(client: Callable[[str], AsyncOmniClient]) -> Callable[[Web
         await Connection(socket, client(model), info).run()
 
     return realtime
+
+
+def _check_origin(socket: WebSocket) -> None:
+    """Browsers let every page open WebSockets to any server, this machine's among them, and say in a header whose page
+    it is; other clients send none. Raises `ApiError` where it is not the server's own."""
+    origin, host = socket.headers.get("origin"), socket.headers.get("host", "")
+    if origin is not None and (not host or _host(origin) != host.lower()):
+        reason = f"Pages of {origin!r:.200} may not connect; only those of this server itself, {host!r:.200}, may"
+        raise ApiError(403, f"{reason}.", "forbidden_origin")
+
+
+def _host(origin: str) -> str:
+    """With its port, where it is not that of the scheme. "" for "null", a sandboxed page or a local file."""
+    try:
+        return urlsplit(origin).netloc.lower()
+    except ValueError:
+        return ""
 
 
 def _model(socket: WebSocket) -> str:
