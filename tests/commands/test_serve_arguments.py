@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 from omni_python.cli import main
 from omni_python.config.compile import compile_pipeline
 from omni_python.models.noop.config import NoopForwardPipelineConfig
+from tests.faults.serving import lasting_ports
 
 
 @pytest.mark.parametrize(
@@ -51,3 +53,18 @@ def test_a_port_in_use_is_named(tmp_path: Path, capfd: pytest.CaptureFixture[str
         assert main(["serve", f"--model-repository={tmp_path}", *ports]) == 1
     told = capfd.readouterr().err
     assert told == f"omni serve: cannot listen on 127.0.0.1:{port} for OpenAI's API: Address already in use\n"
+
+
+@pytest.mark.parametrize("port", [["--http-port=0"], [], ["--openai-port=0"]])
+@pytest.mark.parametrize("host", ["::1", "192.0.2.1", "nowhere.invalid", "a..b"])
+def test_a_host_that_cannot_be_listened_on_is_named(
+    host: str, port: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    compile_pipeline(NoopForwardPipelineConfig(), tmp_path)
+    numbers = zip(("http", "grpc", "metrics"), lasting_ports(3), strict=True)
+    others = [f"--{name}-port={number}" for name, number in numbers]
+    assert main(["serve", f"--model-repository={tmp_path}", f"--host={host}", *others, *port]) == 1
+    [told] = capfd.readouterr().err.splitlines()
+    assert re.match(rf"omni serve: cannot listen on (a free port of )?{host}[: ]", told)
+    assert "Unknown error" not in told and "(while" not in told
+    assert "; the host must be an IPv4 address of this machine such as 127.0.0.1, a name of one, or 0.0.0.0" in told

@@ -18,7 +18,7 @@ from omni_python.proto.errors import InvalidArgument, OmniError
 from omni_python.proto.recording import ALLOW_REPLAY, RECORD_DIRECTORY
 from omni_python.serve import descriptors
 from omni_python.serve.environment import Installation, ServerSetupError, find_installation
-from omni_python.serve.server_options import ServerOptions
+from omni_python.serve.server_options import ServerOptions, cannot_listen
 from omni_python.serve.supervisor import ExitStatus, Policy, Supervisor
 
 if TYPE_CHECKING:
@@ -198,9 +198,8 @@ def _openai_server(options: ServerOptions, port: int) -> HttpServer:
     app = create_app(f"{host}:{options.grpc_port}", f"{host}:{options.metrics_port}")
     try:
         return HttpServer(app, options.host, port)
-    except OSError as error:
-        why = os.strerror(error.errno or 0)
-        raise ServerSetupError(f"cannot listen on {options.host}:{port} for OpenAI's API: {why}") from None
+    except (OSError, UnicodeError) as error:
+        raise cannot_listen(f"{options.host}:{port} for OpenAI's API", error) from None
 
 
 def _variables(args: argparse.Namespace) -> dict[str, str]:

@@ -70,5 +70,5 @@ def _server_names() -> set[str]:
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with suppress(OSError):
             arguments = path.read_bytes().split(b"\0")
-            found.update(a.removeprefix(b"--id=").decode() for a in arguments if a.startswith(b"--id="))
+            found.update(os.fsdecode(a.removeprefix(b"--id=")) for a in arguments if a.startswith(b"--id="))
     return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import secrets
 import shutil
@@ -48,7 +49,7 @@ class ServerOptions:
     def resolved(self) -> ServerOptions:
         """The same with free ports and a name filled in, and an absolute repository.
 
-        Raises ServerSetupError if there is no repository.
+        Raises ServerSetupError if there is no repository, or `host` cannot be listened on.
         """
         if not self.model_repository.is_dir():
             raise ServerSetupError(f"there is no model repository at {self.model_repository.resolve()}")
@@ -67,10 +68,8 @@ class ServerOptions:
         for name, port in (("HTTP", self.http_port), ("gRPC", self.grpc_port), ("metrics", self.metrics_port)):
             try:
                 socket.create_server((self.host, port)).close()
-            except OSError as error:
-                raise ServerSetupError(
-                    f"cannot listen on {self.host}:{port} for {name}: {os.strerror(error.errno or 0)}"
-                ) from None
+            except (OSError, UnicodeError) as error:
+                raise cannot_listen(f"{self.host}:{port} for {name}", error) from None
 
     def check_shared_memory(self, free: int | None = None) -> None:
         """Raise ServerSetupError where /dev/shm has not the `free` bytes for the regions of all stubs, which would fail
@@ -107,12 +106,30 @@ class ServerOptions:
 
 
 def free_ports(host: str, ports: list[int]) -> list[int]:
-    """`ports` with each 0 replaced by a port that is free now, all different."""
+    """`ports` with each 0 replaced by a port that is free now, all different. Raises ServerSetupError where there is
+    none on this host."""
     with contextlib.ExitStack() as held:
         result = []
         for port in ports:
             if port == 0:
-                holder = held.enter_context(socket.create_server((host, 0)))
+                try:
+                    holder = held.enter_context(socket.create_server((host, 0)))
+                except (OSError, UnicodeError) as error:
+                    raise cannot_listen(f"a free port of {host}", error) from None
                 port = holder.getsockname()[1]
             result.append(port)
         return result
+
+
+def cannot_listen(where: str, error: OSError | UnicodeError) -> ServerSetupError:
+    """What to tell of an error of `socket.create_server`."""
+    number = (isinstance(error, OSError) and error.errno) or 0
+    if number > 0 and number != errno.EADDRNOTAVAIL:
+        return ServerSetupError(f"cannot listen on {where}: {os.strerror(number)}")
+    reason = "not a valid name"
+    if isinstance(error, OSError):  # the resolver's errors have numbers of their own, and the address in their text
+        reason = os.strerror(number) if number > 0 else (error.strerror or str(error)).partition(" (while")[0]
+    return ServerSetupError(
+        f"cannot listen on {where}: {reason}; the host must be an IPv4 address of this machine such as 127.0.0.1, a "
+        "name of one, or 0.0.0.0 for all of them"
+    )
