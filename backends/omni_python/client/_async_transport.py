@@ -160,6 +160,12 @@ class AsyncTransport:
         return sorted([model.name for model in index.models if await self._is_pipeline(model.name)])
 
     async def _is_pipeline(self, model: str) -> bool:
+        """False also where the model was unloaded meanwhile."""
         request = service_pb2.ModelConfigRequest(name=model)
-        reply = await self._stub.ModelConfig(request, timeout=_protocol.LOOK_UP_S)
+        try:
+            reply = await self._stub.ModelConfig(request, timeout=_protocol.LOOK_UP_S)
+        except grpc.RpcError as error:
+            if error.code() != grpc.StatusCode.DEADLINE_EXCEEDED and await self._is_alive():
+                return False
+            raise
         return _protocol.is_pipeline(reply.config)

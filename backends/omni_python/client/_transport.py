@@ -145,5 +145,12 @@ class Transport:
         return sorted(model.name for model in index.models if self._is_pipeline(model.name))
 
     def _is_pipeline(self, model: str) -> bool:
+        """False also where the model was unloaded meanwhile."""
         request = service_pb2.ModelConfigRequest(name=model)
-        return _protocol.is_pipeline(self._stub.ModelConfig(request, timeout=_protocol.LOOK_UP_S).config)
+        try:
+            reply = self._stub.ModelConfig(request, timeout=_protocol.LOOK_UP_S)
+        except grpc.RpcError as error:
+            if error.code() != grpc.StatusCode.DEADLINE_EXCEEDED and self._is_alive():
+                return False
+            raise
+        return _protocol.is_pipeline(reply.config)
