@@ -42,23 +42,31 @@ def profile(server: TritonServer, out: Path, *arguments: str) -> int:
     return main(["profile", *where, *arguments])
 
 
+def operations(trace: Path) -> int:
+    """Those of torch in it."""
+    events = json.loads(trace.read_bytes())["traceEvents"]
+    return sum(str(event.get("name", "")).startswith("aten::") for event in events)
+
+
 def test_each_process_writes_a_trace(
     tiny_server: TritonServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with asking(tiny_server):
-        status = profile(tiny_server, tmp_path / "new", "--stages", "thinker,talker_ar", "--seconds", "1.5")
-    told = capsys.readouterr()
-    assert status == 0, told.err
-    files = sorted((tmp_path / "new").iterdir())
-    assert sorted(told.out.split()) == [str(path) for path in files]
-    assert [path.name.split(".")[:3] for path in files] == [
-        ["qwen3_omni", "speech", "r0"],
-        ["qwen3_omni", "thinker", "r0"],
-    ]
-    for path in files:
-        events = json.loads(path.read_bytes())["traceEvents"]
-        seen = [event for event in events if str(event.get("name", "")).startswith("aten::")]
-        assert len(seen) > 100, f"{path.name} has {len(seen)} operations"
+    for seconds in (1.5, 4.0, 8.0):  # longer ones where the machine paused meanwhile
+        out = tmp_path / f"{seconds}"
+        with asking(tiny_server):
+            status = profile(tiny_server, out, "--stages", "thinker,talker_ar", "--seconds", str(seconds))
+        told = capsys.readouterr()
+        assert status == 0, told.err
+        files = sorted(out.iterdir())
+        assert sorted(told.out.split()) == [str(path) for path in files]
+        assert [path.name.split(".")[:3] for path in files] == [
+            ["qwen3_omni", "speech", "r0"],
+            ["qwen3_omni", "thinker", "r0"],
+        ]
+        seen = {path.name: operations(path) for path in files}
+        if min(seen.values()) > 100:
+            break
+    assert min(seen.values()) > 100, seen
 
 
 def test_one_profile_at_a_time_and_an_early_end(

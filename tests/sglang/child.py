@@ -125,12 +125,14 @@ def alone(requests: Mapping[str, ThinkerInput]) -> dict[str, Ended]:
 
 
 def profiled(path: Path, requests: Mapping[str, ThinkerInput]) -> None:
-    """Submit all again and again while the other ranks are profiled for a second."""
-    _stage.profile_others(path, 1.0)
-    end = time.monotonic() + 1.0
-    while time.monotonic() < end:
+    """Submit all again and again while the other ranks are profiled, for longer than the machine pauses."""
+    _stage.profile_others(path, 3.0)
+    end = time.monotonic() + 3.0
+    while True:
         together(requests)
         wait_idle()
+        if time.monotonic() >= end:
+            return
 
 
 def with_aborts(requests: Mapping[str, ThinkerInput], aborts: Mapping[str, float]) -> dict[str, Ended]:
