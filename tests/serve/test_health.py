@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import subprocess
 import time
 from collections.abc import Iterator
@@ -18,6 +17,7 @@ from omni_python.models.noop.config import NoopForwardPipelineConfig, NoopLinePi
 from omni_python.serve.health import SETTLE_S, ServerHealth, all_pipelines
 from omni_python.serve.orchestrators import Orchestrators
 from omni_python.serve.triton_server import TritonServer
+from tests.control.test_stops import stop
 
 SILENCE = 5.0
 STEP = SETTLE_S / 10
@@ -74,8 +74,7 @@ def test_a_server_that_does_not_answer_is_told_of_after_its_silence(watched: Wat
 
 
 def test_a_stopped_server_is_told_of(watched: Watched) -> None:
-    watched.process.send_signal(signal.SIGSTOP)
-    time.sleep(0.1)
+    stop(watched.process)
     assert watched.complaints(0, 2 * STEP) == ["", "", "was stopped by a signal"]
 
 

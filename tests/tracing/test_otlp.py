@@ -5,6 +5,9 @@ from __future__ import annotations
 import socket
 import time
 
+import pytest
+
+from omni_python.pipeline.tracing import otlp
 from omni_python.pipeline.tracing.otlp import MAX_WAITING, STOP_TIMEOUT, OtlpExporter
 from omni_python.pipeline.tracing.request import RequestTrace
 from omni_python.proto.trace_context import TraceContext, TraceWish
@@ -20,7 +23,8 @@ def ended(number: int) -> RequestTrace:
     return trace
 
 
-def test_all_that_wait_are_sent_before_the_end() -> None:
+def test_all_that_wait_are_sent_before_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(otlp, "STOP_TIMEOUT", 30.0)
     with receiving() as received:
         exporter = OtlpExporter(received.url, "demo")
         for number in range(20):

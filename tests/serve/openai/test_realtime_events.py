@@ -21,7 +21,10 @@ from omni_python.serve.openai.realtime import server_events as told
 from omni_python.serve.openai.realtime.response import Plan, Response
 from omni_python.serve.openai.realtime.session import Session
 from omni_python.serve.openai.server import HttpServer
+from omni_python.serve.triton_server import TritonServer
+from tests.e2e import metrics
 from tests.serve.openai.realtime import LONG, MODEL, STOP, b64, joined, say, until
+from tests.waiting import wait_until
 
 
 def test_items(connection: RealtimeConnection, question: bytes) -> None:
@@ -223,7 +226,7 @@ def test_a_slow_client_costs_no_memory(connection: RealtimeConnection) -> None:
 
 
 def test_a_client_that_reads_nothing_is_gone(
-    aborted: None, realtime: openai.OpenAI, monkeypatch: pytest.MonkeyPatch
+    aborted: None, realtime: openai.OpenAI, monkeypatch: pytest.MonkeyPatch, server: TritonServer
 ) -> None:
     monkeypatch.setattr("omni_python.serve.openai.realtime.connection.SEND_S", 0.5)
     sound = {"type": "input_audio", "audio": b64(NOISE)}
@@ -232,11 +235,12 @@ def test_a_client_that_reads_nothing_is_gone(
         connection.conversation.item.create(item=item)
         connection.response.create(response={**LONG, "input": [STOP]})
         until(connection, "response.output_audio_transcript.delta")
+        wait_until(lambda: metrics.in_flight(server, MODEL), 20, 0.05)
         connection._connection.recv_messages.pause()
         with pytest.raises(websockets.exceptions.ConnectionClosed):
             for _ in range(8):
                 connection.conversation.item.retrieve(item_id="big")
-            time.sleep(1.5)
+            wait_until(lambda: not metrics.in_flight(server, MODEL), 20, 0.05)
             connection._connection.recv_messages.resume()
             until(connection)
 
