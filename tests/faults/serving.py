@@ -101,16 +101,21 @@ class Serving:
 
     def family(self) -> list[psutil.Process]:
         """Every living process below `omni serve`."""
-        children = psutil.Process(self.process.pid).children(recursive=True)
-        living = [child for child in children if child.is_running() and child.status() != psutil.STATUS_ZOMBIE]
-        for child in living:
+        living = []
+        for child in psutil.Process(self.process.pid).children(recursive=True):
             with suppress(psutil.NoSuchProcess):
-                if "tritonserver" in child.name():
-                    self._servers.add(child.pid)
+                if child.status() != psutil.STATUS_ZOMBIE:
+                    if "tritonserver" in child.name():
+                        self._servers.add(child.pid)
+                    living.append(child)
         return living
 
     def server(self) -> psutil.Process:
-        return next(child for child in self.family() if "tritonserver" in child.name())
+        for child in self.family():
+            with suppress(psutil.NoSuchProcess):
+                if "tritonserver" in child.name():
+                    return child
+        raise AssertionError("there is no server")
 
     def orphans(self) -> list[int]:
         """The living processes of all servers that were seen, and of their stubs, that nobody looks after: a stub whose
@@ -123,8 +128,9 @@ class Serving:
         end = time.monotonic() + timeout
         while True:
             for child in self.family():
-                if name_of(child) == model:
-                    return child
+                with suppress(psutil.NoSuchProcess):
+                    if name_of(child) == model:
+                        return child
             assert time.monotonic() < end, f"no process of {model}:\n{self.said()[-3000:]}"
             time.sleep(0.1)
 
@@ -134,12 +140,14 @@ class Serving:
         fds: Counter[str] = Counter()
         threads: Counter[str] = Counter()
         for process in self.family():
-            fds[name_of(process)] += process.num_fds()
-            threads[name_of(process)] += process.num_threads()
+            with suppress(psutil.NoSuchProcess):
+                name, opened = name_of(process), process.num_fds()
+                threads[name] += process.num_threads()
+                fds[name] += opened
         places = Counter(
             regions=sum(1 for path in Path("/dev/shm").glob(f"omni_{self.process.pid}_*")),
             directories=len(self.directories()),
-            sockets=sum(len(list(directory.iterdir())) for directory in self.directories()),
+            sockets=sum(path.suffix != ".draft" for folder in self.directories() for path in folder.iterdir()),
             processes=len(self.family()),
         )
         orphans = Counter(map(str, self.orphans()))
