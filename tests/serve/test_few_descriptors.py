@@ -115,9 +115,9 @@ def test_not_being_able_to_ask_is_no_silence(
     health = ServerHealth(server, orchestrators, SILENCE, None)
     with none_left():
         health.begin()
-        wait_until(lambda: len(asked) > 2)
+        wait_until(lambda: len(asked) > 2, timeout=60)
         assert health.complaint(time.monotonic() + 2 * SILENCE) == ""
-    wait_until(lambda: health.complaint(time.monotonic() + 2 * SILENCE).startswith("has been silent for "))
+    wait_until(lambda: health.complaint(time.monotonic() + 2 * SILENCE).startswith("has been silent for "), timeout=60)
     health.close()
 
 
