@@ -310,11 +310,16 @@ class Stage:
             if self._close(request_id):
                 self._outlet.send_result(name, request_id, output, timings)
         except Exception as error:
-            is_ours, failure = isinstance(error, OmniError), OmniError.of(error)
-            log.warning("stage %s could not send a result (%s): %s", name, request_id, failure, exc_info=not is_ours)
-            with self._lock:
-                self.counts.ended(request_id, failure.code, was_open=False)
-            self._outlet.send_failure(name, request_id, failure)
+            self._result_lost(request_id, error)
+
+    def _result_lost(self, request_id: str, error: Exception) -> None:
+        is_ours, failure = isinstance(error, OmniError), OmniError.of(error)
+        log.warning(
+            "stage %s could not send a result (%s): %s", self.spec.name, request_id, failure, exc_info=not is_ours
+        )
+        with self._lock:
+            self.counts.ended(request_id, failure.code, was_open=False)
+        self._outlet.send_failure(self.spec.name, request_id, failure)
 
     def _send(self, target: str, request_id: str, send: Callable[[float], None]) -> None:
         """`send(deadline)`, unless the target was lost before."""

@@ -95,6 +95,7 @@ class SimpleScheduler(Scheduler):
             if start and (trace := self.traces.get(answer.request_id)) is not None:
                 trace.computed(start, time.monotonic(), len(batch))
             self.outbox.put(answer)
+            del answer  # an error's traceback leads to this frame: the two would hold each other, and the payload
         for message in batch:
             self._tokens.close(message.request_id)
         return True
