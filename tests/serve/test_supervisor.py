@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import tempfile
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -38,18 +39,24 @@ class Ready(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[TritonServer]:
+def folder() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="omni-test-") as made:  # pytest's own paths are too long for sockets
+        yield Path(made)
+
+
+@pytest.fixture
+def server(folder: Path) -> Iterator[TritonServer]:
     with ThreadingHTTPServer(("127.0.0.1", 0), Ready) as http, subprocess.Popen(["sleep", "100"]) as process:
         threading.Thread(target=http.serve_forever, daemon=True).start()
         port = http.server_address[1]
-        yield TritonServer("127.0.0.1", port, port, port, process, tmp_path / "log", "here", 1, 1, tmp_path)
+        yield TritonServer("127.0.0.1", port, port, port, process, folder / "log", "here", 1, 1, folder)
         process.kill()
         http.shutdown()
 
 
 @pytest.fixture
-def orchestrators(server: TritonServer, tmp_path: Path) -> Iterator[Orchestrators]:
-    orchestrators = Orchestrators(server, [tmp_path], 100.0)
+def orchestrators(server: TritonServer, folder: Path) -> Iterator[Orchestrators]:
+    orchestrators = Orchestrators(server, [folder], 100.0)
     yield orchestrators
     orchestrators.close()
 
@@ -73,10 +80,10 @@ class Coordinator:
 
 
 def test_an_orchestrator_that_comes_back_during_a_drain_is_told_of_it(
-    server: TritonServer, orchestrators: Orchestrators, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    server: TritonServer, orchestrators: Orchestrators, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pid = server.process.pid
-    directory = server_directory(tmp_path, pid)
+    directory = server_directory(folder, pid)
     write_life_sign(directory, "busy", LifeSign(pid, 1, draining=True))
     looked = threading.Event()
 
@@ -86,7 +93,7 @@ def test_an_orchestrator_that_comes_back_during_a_drain_is_told_of_it(
 
     monkeypatch.setattr(orchestrators, "in_flight", in_flight)
     left: list[int] = []
-    supervisor = Supervisor(ServerOptions(model_repository=tmp_path), [tmp_path], Policy(drain_s=60))
+    supervisor = Supervisor(ServerOptions(model_repository=folder), [folder], Policy(drain_s=60))
     draining = threading.Thread(target=lambda: left.append(supervisor._let_end(server, orchestrators)))
     draining.start()
     assert looked.wait(30), "all that are there have been told by now"
@@ -101,7 +108,7 @@ def test_an_orchestrator_that_comes_back_during_a_drain_is_told_of_it(
 
 
 def test_a_stub_that_ends_before_it_can_be_ended_is_well(
-    server: TritonServer, orchestrators: Orchestrators, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    server: TritonServer, orchestrators: Orchestrators, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gone = int(Path("/proc/sys/kernel/pid_max").read_text())  # no process ever has it
     looks: list[float] = []
@@ -117,7 +124,7 @@ def test_a_stub_that_ends_before_it_can_be_ended_is_well(
             return [Stub(gone, "line_b_0_0")]
 
     monkeypatch.setattr(supervisor_module, "GivenUpStubs", GivenUpStubs)
-    supervisor = Supervisor(ServerOptions(model_repository=tmp_path), [tmp_path], Policy())
+    supervisor = Supervisor(ServerOptions(model_repository=folder), [folder], Policy())
     with supervisor._signals():
         assert supervisor._watch(server, orchestrators), "it was ready"
     assert len(looks) > 2
