@@ -5,8 +5,6 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -40,12 +38,6 @@ process = StageProcess(config.resolved_name, "a", [(spec, scheduler)], directory
 process.start()
 sys.stdin.read()
 """
-
-
-@pytest.fixture
-def directory() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="omni-test-") as path:  # pytest's own paths are too long for sockets
-        yield Path(path)
 
 
 def test_the_process_leaves_and_its_requests_are_told_why(directory: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,7 +20,7 @@ from omni_python.proto.errors import Cancelled
 from omni_python.proto.messages import GoodbyeMessage, RegisterMessage
 from omni_python.proto.request import ImagePart, Message, OmniRequest
 from tests.descriptors import none_kept_by_each_of
-from tests.pipeline.harness import Pipeline, Sink, running
+from tests.pipeline.harness import Pipeline, Sink
 from tests.waiting import wait_until
 
 ROUNDS = 4
@@ -57,18 +56,6 @@ def entry_process(directory: Path) -> Iterator[None]:
     finally:
         process.kill()
         process.communicate()
-
-
-@pytest.fixture
-def directory() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="omni-test-") as path:  # pytest's own paths are too long for sockets
-        yield Path(path)
-
-
-@pytest.fixture
-def line(directory: Path) -> Iterator[Pipeline]:
-    with running(NoopLinePipelineConfig(), directory) as pipeline:
-        yield pipeline
 
 
 def test_nothing_is_kept_of_a_process_whose_model_was_unloaded(line: Pipeline, directory: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -31,12 +31,6 @@ class Watched(Sink):
         self.thread = threading.current_thread().name
         assert self.go.wait(20)
         super().finish(timings, trace)
-
-
-@pytest.fixture
-def line(tmp_path: Path) -> Iterator[Pipeline]:
-    with running(NoopLinePipelineConfig(), tmp_path) as pipeline:
-        yield pipeline
 
 
 def asked(pipeline: Pipeline, go: bool = True, **sampling: object) -> Watched:

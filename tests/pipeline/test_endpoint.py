@@ -7,7 +7,6 @@ import os
 import queue
 import resource
 import socket
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -44,12 +43,6 @@ POOL = 4 << 20
 
 class Block(Payload):
     data: np.ndarray
-
-
-@pytest.fixture
-def directory() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="omni-test-") as folder:
-        yield Path(folder)
 
 
 @pytest.fixture

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import tempfile
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -49,18 +47,6 @@ class TwoAnswersPipelineConfig(PipelineConfig):
             name="speech", process="s", factory=f"{STAGES}.create_sink", factory_args={"stage": "speech"}, terminal=True
         ),
     ]
-
-
-@pytest.fixture
-def directory() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="omni-test-") as path:  # pytest's own paths are too long for sockets
-        yield Path(path)
-
-
-@pytest.fixture
-def line(directory: Path) -> Iterator[Pipeline]:
-    with running(NoopLinePipelineConfig(), directory) as pipeline:
-        yield pipeline
 
 
 def test_a_message_that_is_too_long_fails_its_request_and_holds_nothing(line: Pipeline) -> None:

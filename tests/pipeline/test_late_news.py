@@ -5,9 +5,8 @@ from __future__ import annotations
 import queue
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
@@ -33,12 +32,6 @@ class Overseer(Protocol):
     def start(self) -> None: ...
     def stop(self) -> None: ...
     def serves(self, process: str) -> bool: ...
-
-
-@pytest.fixture
-def directory() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="omni-test-") as path:  # pytest's own paths are too long for sockets
-        yield Path(path)
 
 
 def coordinator(directory: Path, recover: Recover) -> Overseer:

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import logging
 import queue
-import tempfile
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from omni_python.models.noop.config import NoopLinePipelineConfig
 from omni_python.pipeline import stage as stages
 from omni_python.pipeline.deadlines import DeadlineWatch
 from omni_python.pipeline.requests import RequestState
@@ -23,16 +19,7 @@ from omni_python.proto.messages import WireError
 from omni_python.proto.payload import AudioOutput, Payload, TextOutput
 from omni_python.proto.timing import StageTiming
 from omni_python.scheduling.simple import SimpleScheduler
-from tests.pipeline.harness import POOL, Pipeline, running
-
-
-@pytest.fixture
-def line() -> Iterator[Pipeline]:
-    with (
-        tempfile.TemporaryDirectory(prefix="omni-test-") as directory,  # pytest's own paths are too long for sockets
-        running(NoopLinePipelineConfig(), Path(directory)) as pipeline,
-    ):
-        yield pipeline
+from tests.pipeline.harness import POOL, Pipeline
 
 
 class NoWay:

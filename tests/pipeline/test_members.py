@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import math
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -19,19 +17,7 @@ from omni_python.models.noop.config import NoopLinePipelineConfig
 from omni_python.pipeline.build import pipeline_spec
 from omni_python.pipeline.endpoint import Endpoint
 from omni_python.pipeline.members import HELD_UP, Members
-from tests.pipeline.harness import Pipeline, running
-
-
-@pytest.fixture
-def directory() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="omni-test-") as path:  # pytest's own paths are too long for sockets
-        yield Path(path)
-
-
-@pytest.fixture
-def line(directory: Path) -> Iterator[Pipeline]:
-    with running(NoopLinePipelineConfig(), directory) as pipeline:
-        yield pipeline
+from tests.pipeline.harness import Pipeline
 
 
 @contextmanager

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import random
-import tempfile
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,18 +19,6 @@ from omni_python.proto.errors import Cancelled, InvalidArgument, OmniError, Unav
 from omni_python.proto.payload import Payload, TextOutput
 from tests.pipeline.harness import Pipeline, Sink, held_up, request, running
 from tests.waiting import wait_until
-
-
-@pytest.fixture
-def directory() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="omni-test-") as path:  # pytest's own paths are too long for sockets
-        yield Path(path)
-
-
-@pytest.fixture
-def line(directory: Path) -> Iterator[Pipeline]:
-    with running(NoopLinePipelineConfig(), directory) as pipeline:
-        yield pipeline
 
 
 def answer(sink: Sink) -> dict[str, int]:

@@ -7,10 +7,9 @@ import os
 import queue
 import subprocess
 import sys
-import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -24,24 +23,12 @@ from omni_python.pipeline.registry import Registry
 from omni_python.pipeline.stage_process import StageProcess
 from omni_python.proto.messages import Peer, PeersMessage, RegisterMessage, new_epoch
 from omni_python.relay.base import RelaySettings
-from tests.pipeline.harness import POOL, Pipeline, running
+from tests.pipeline.harness import POOL, Pipeline
 from tests.pipeline.test_late_news import Overseer, Recover, coordinator, keeper
 from tests.waiting import wait_until
 
 LONG = 60.0
 """Seconds that no test waits for."""
-
-
-@pytest.fixture
-def directory() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="omni-test-") as path:  # pytest's own paths are too long for sockets
-        yield Path(path)
-
-
-@pytest.fixture
-def line(directory: Path) -> Iterator[Pipeline]:
-    with running(NoopLinePipelineConfig(), directory) as pipeline:
-        yield pipeline
 
 
 def reload_in_place(line: Pipeline, directory: Path) -> StageProcess:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import tempfile
 import threading
 import time
 from collections import Counter
@@ -28,12 +27,6 @@ from tests.waiting import wait_until
 
 HERE = "tests.pipeline.test_replicas"
 LONG = {"chunks": 1_000_000, "chunk_bytes": 8}
-
-
-@pytest.fixture
-def directory() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="omni-test-") as path:
-        yield Path(path)
 
 
 def replicated(config: PipelineConfig, **replicas: int) -> PipelineConfig:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import tempfile
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +18,6 @@ from omni_python.pipeline.watcher import Watcher
 from omni_python.proto.errors import DeadlineExceeded, OmniError
 from tests.pipeline.harness import Sink, running
 from tests.waiting import wait_until
-
-
-@pytest.fixture
-def directory() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="omni-test-") as path:  # pytest's own paths are too long for sockets
-        yield Path(path)
 
 
 class BadMembers:
