@@ -8,7 +8,7 @@ import threading
 import time
 
 from omni_python.control.deaths import DeathWatch
-from tests.descriptors import none_kept_by_each_of
+from tests.leftovers import none_kept_by_each_of
 
 
 def child() -> subprocess.Popen[bytes]:

@@ -22,8 +22,8 @@ from omni_python.control.inbox import Inbox
 from omni_python.control.outlet import LocalOutlet
 from omni_python.proto.errors import InvalidArgument, OmniError
 from omni_python.proto.messages import AbortMessage, ControlMessage, CreditMessage, decode_message, encode_message
-from tests.descriptors import none_kept_by_each_of, open_descriptors
 from tests.fuzz.targets import inbox as connections_used_in_turn
+from tests.leftovers import none_kept_by_each_of, open_descriptors, our_threads
 
 Received = queue.SimpleQueue[ControlMessage]
 
@@ -37,17 +37,13 @@ def folder() -> Iterator[Path]:
 @pytest.fixture
 def listening(folder: Path) -> Iterator[tuple[Inbox, Received]]:
     """Leaves no thread."""
-    before = _our_threads()
+    before = our_threads()
     received: Received = queue.SimpleQueue()
     inbox = Inbox(f"{folder}/socket", received.put)
     inbox.start()
     yield inbox, received
     inbox.stop()
-    assert _until(lambda: not _our_threads() - before)
-
-
-def _our_threads() -> set[threading.Thread]:
-    return {thread for thread in threading.enumerate() if thread.name.startswith("omni-")}
+    assert _until(lambda: not our_threads() - before)
 
 
 def _resident() -> int:

@@ -23,7 +23,7 @@ from omni_python.control.inbox import Inbox
 from omni_python.control.outlet import LocalOutlet
 from omni_python.proto.errors import Unavailable
 from omni_python.proto.messages import AbortMessage, ControlMessage, CreditMessage, encode_message
-from tests.descriptors import none_kept_by_each_of, open_descriptors
+from tests.leftovers import none_kept_by_each_of, open_descriptors
 from tests.waiting import wait_until
 
 Received = queue.SimpleQueue[ControlMessage]

@@ -19,7 +19,7 @@ from omni_python.pipeline.members import LINGER, Members
 from omni_python.proto.errors import Cancelled
 from omni_python.proto.messages import GoodbyeMessage, RegisterMessage
 from omni_python.proto.request import ImagePart, Message, OmniRequest
-from tests.descriptors import none_kept_by_each_of
+from tests.leftovers import none_kept_by_each_of
 from tests.pipeline.harness import Pipeline, Sink
 from tests.waiting import wait_until
 

@@ -36,7 +36,7 @@ from omni_python.proto.messages import (
 from omni_python.proto.payload import Payload
 from omni_python.proto.refs import NcclRef
 from omni_python.relay.base import RelaySettings
-from tests.descriptors import none_kept_by_each_of
+from tests.leftovers import none_kept_by_each_of, our_threads
 
 POOL = 4 << 20
 
@@ -232,10 +232,6 @@ def test_an_endpoint_stops_while_others_send_to_it(directory: Path) -> None:
             stop_amid_a_flood(directory)
     until(lambda: not our_threads() - running)
     assert list(directory.iterdir()) == []
-
-
-def our_threads() -> set[threading.Thread]:
-    return {thread for thread in threading.enumerate() if thread.name.startswith("omni-")}
 
 
 def stop_amid_a_flood(directory: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from typing import Any
@@ -20,6 +20,7 @@ from omni_python.relay.nixl import NixlRelay
 from omni_python.relay.reads import Region
 from omni_python.relay.slots import Beside, RelayClosed, Slots
 from tests.relay.blocks import Tensors
+from tests.waiting import wait_until
 
 READER = 7
 """The reader's epoch."""
@@ -50,18 +51,11 @@ class Sender:
         """A put in a thread of its own, which waits when this returns, or is over."""
         waits = self.slots.waits
         future = self._threads.submit(self.put, source, PATIENT, request_id)
-        until(lambda: self.slots.waits > waits or future.done())
+        wait_until(lambda: self.slots.waits > waits or future.done(), PATIENT)
         return future
 
     def credit(self, generation: int) -> None:
         assert self.relay.credit(generation, READER)
-
-
-def until(holds: Callable[[], bool]) -> None:
-    end = time.monotonic() + PATIENT
-    while not holds():
-        assert time.monotonic() < end
-        time.sleep(0.005)
 
 
 @contextmanager
@@ -144,7 +138,7 @@ def test_those_who_wait_for_room_beside_the_pool_get_it_in_turn(sender: Sender) 
     first, _ = sender.put(LARGE), sender.put(WHOLE)
     larges = [sender.start(LARGE) for _ in range(2)]
     small = sender.start(SMALL)
-    until(lambda: len(sender.slots._queue_beside) == 3)
+    wait_until(lambda: len(sender.slots._queue_beside) == 3, PATIENT)
     sender.credit(first)
     for large in larges:
         wait([large, small], PATIENT, "FIRST_COMPLETED")
@@ -157,7 +151,7 @@ def test_those_who_wait_for_room_beside_the_pool_get_it_in_turn(sender: Sender) 
 def test_room_in_the_pool_is_taken_by_what_waits_for_room_beside_it_too(sender: Sender) -> None:
     _, whole = sender.put(LARGE), sender.put(WHOLE)
     small = sender.start(SMALL)
-    until(lambda: len(sender.slots._queue_beside) == 1)
+    wait_until(lambda: len(sender.slots._queue_beside) == 1, PATIENT)
     sender.credit(whole)
     sender.credit(small.result(PATIENT))
     assert sender.relay.stats == {"slots": 1, "waits": 1, "extras": 1}

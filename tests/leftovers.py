@@ -1,15 +1,20 @@
-"""How many file descriptors this process holds, and whether what a test does over and over keeps some."""
+"""What this process holds: file descriptors, and whether what a test does over and over keeps some; our threads."""
 
 from __future__ import annotations
 
 import gc
 import os
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 
 def open_descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))
+
+
+def our_threads() -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if thread.name.startswith("omni-")}
 
 
 @contextmanager
