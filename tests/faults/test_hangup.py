@@ -25,10 +25,14 @@ from tests.faults.test_supervisor import ask, wait_asked
 class Piped(Serving):
     """It writes to a pipe; what comes out goes to `log`, until `hang_up`."""
 
+    wrapper: tuple[str, ...] = ()
+    """A command that starts the server."""
+
     def start(self) -> None:
         self._reader, writer = self._way()
         names = zip(("http", "grpc", "metrics"), self.ports, strict=True)
-        command = [sys.executable, "-m", "omni_python.cli", "serve", f"--model-repository={self.repository}"]
+        command = [*self.wrapper, sys.executable, "-m", "omni_python.cli", "serve"]
+        command += [f"--model-repository={self.repository}"]
         command += [f"--{name}-port={port}" for name, port in names]
         self.process = self._run(command, writer)
         os.close(writer)
@@ -82,6 +86,12 @@ class OnTerminal(Piped):
         )
 
 
+class Kept(Piped):
+    """Started by `nohup`, which ignores what a closed terminal sends, and starts the command in its own place."""
+
+    wrapper = ("nohup",)
+
+
 @pytest.mark.parametrize("kind", [OnTerminal, Piped])
 def test_requests_end_although_nobody_reads_what_is_written(kind: type[Piped], tmp_path: Path) -> None:
     compile_pipeline(NoopLinePipelineConfig(), tmp_path / "models")
@@ -98,3 +108,14 @@ def test_requests_end_although_nobody_reads_what_is_written(kind: type[Piped], t
         asking.join(60)
         assert answers == ['{"nbytes":3,"last":2}']
         assert serving.process.wait(60) == 0
+
+
+def test_nohup_keeps_it_serving(tmp_path: Path) -> None:
+    compile_pipeline(NoopLinePipelineConfig(), tmp_path / "models")
+    serving = Kept(tmp_path / "models", tmp_path / "log")
+    with serving:
+        serving.hang_up()
+        serving.process.send_signal(signal.SIGHUP)
+        time.sleep(1)  # what it must not do would have begun
+        assert ask(serving, nbytes=3).text == '{"nbytes":3,"last":2}'
+        assert serving.stop() == 0

@@ -75,8 +75,9 @@ def run(args: argparse.Namespace) -> int:
     if args.pipeline != PIPELINE and args.model_path is None:
         print(f"omni quickstart: {args.pipeline} needs --model-path: the folder of its checkpoint", file=sys.stderr)
         return 2
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _leave)
+    signal.signal(signal.SIGTERM, _leave)
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as `nohup` has it
+        signal.signal(signal.SIGHUP, _leave)
     try:
         with ExitStack() as cleanup:
             repository = args.model_repository

@@ -41,7 +41,7 @@ class ExitStatus(enum.IntEnum):
     """How `omni serve` ends. A second SIGTERM or SIGINT while it stops ends it at once, with 128 +
     the signal's number."""
 
-    STOPPED = 0  # by SIGTERM, SIGINT or SIGHUP, with every request ended
+    STOPPED = 0  # by SIGTERM, SIGINT or SIGHUP (not under `nohup`), with every request ended
     NOT_STARTED = 1  # it could not start: the installation, a port, a model that cannot be loaded
     GAVE_UP = 3  # the server, or an orchestrator, died too often
     CUT_OFF = 4  # stopped, but requests had not ended when the drain time was over
@@ -262,7 +262,9 @@ class Supervisor:
     @contextmanager
     def _signals(self) -> Iterator[None]:
         self._wake, write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+        numbers = [signal.SIGTERM, signal.SIGINT]
+        if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as `nohup` has it, which shall outlive its terminal
+            numbers.append(signal.SIGHUP)
         before = {number: signal.signal(number, self._on_signal) for number in numbers}
         wakeup_before = signal.set_wakeup_fd(write, warn_on_full_buffer=False)
         try:
