@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from omni_python.control.liveness import read_life_signs
 from omni_python.models.noop.config import NoopLinePipelineConfig
 from omni_python.pipeline import membership, watcher
+from omni_python.pipeline.deadlines import DeadlineWatch
 from omni_python.pipeline.requests import Request, Requests, RequestState
 from omni_python.pipeline.spec import Limits
 from omni_python.pipeline.watcher import Watcher
@@ -86,6 +88,26 @@ def test_the_watcher_goes_on_where_a_look_fails(
     assert all(count > 3 for count in members.calls.values())
     for bug in ("wait", "check_heartbeats", "is_complete", "is_cancelled", "what ends requests", "relieve"):
         assert f"a bug in {bug}" in caplog.text
+
+
+def test_deadlines_are_kept_after_one_that_could_not_be_told(caplog: pytest.LogCaptureFixture) -> None:
+    expired: list[str] = []
+
+    def end(stage: str, request_id: str) -> None:
+        expired.append(request_id)
+        if len(expired) == 1:
+            raise RuntimeError("a bug in what ends requests")
+
+    watch = DeadlineWatch(end)
+    watch.start()
+    try:
+        now = time.monotonic()
+        for n in range(3):
+            watch.add("s", f"r{n}", now + 0.01 * n)
+        wait_until(lambda: expired == ["r0", "r1", "r2"])
+    finally:
+        watch.stop()
+    assert "could not end request r0" in caplog.text and "a bug in what ends requests" in caplog.text
 
 
 def test_a_process_stays_registered_where_a_registration_fails(

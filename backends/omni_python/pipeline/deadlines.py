@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import heapq
+import logging
 import math
 import threading
 import time
 from collections.abc import Callable
+
+log = logging.getLogger(__name__)
 
 SPARE = 64
 """Entries of ended requests that are kept at least before the heap is made anew."""
@@ -60,7 +63,10 @@ class DeadlineWatch:
     def _run(self) -> None:
         while (overdue := self._wait()) is not None:
             for stage, request_id in overdue:
-                self._expired(stage, request_id)
+                try:
+                    self._expired(stage, request_id)
+                except Exception:  # without this thread there would be no deadlines
+                    log.exception("stage %s could not end request %s, whose time is up", stage, request_id)
 
     def _wait(self) -> list[tuple[str, str]] | None:
         """Those whose time is up, as soon as there are any; None at the end."""
