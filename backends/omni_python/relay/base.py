@@ -147,14 +147,14 @@ class Relay(ABC, Generic[R]):
         """
         produced = self._blocks.take(source)
         if produced is not None:
-            return self._offer(produced.slot, produced.memory, readers)
+            return self.commit(produced, readers)
         slot, memory = self._room(source.nbytes, request_id, timeout)
         try:
             source.write_to(memory)
+            return self._offer(slot, memory[: source.nbytes], readers)
         except BaseException:
             self.slots.abandon(slot)
             raise
-        return self._offer(slot, memory[: source.nbytes], readers)
 
     def alloc(self, nbytes: int, request_id: str = "", timeout: float = PUT_TIMEOUT) -> Allocation:
         """Room to produce in, so that nothing has to be copied: a `put` whose source lies there only commits it.
@@ -166,9 +166,13 @@ class Relay(ABC, Generic[R]):
         return self._blocks.add(Allocation(memory[:nbytes], slot, address))
 
     def commit(self, allocation: Allocation, readers: Sequence[int]) -> RelayOperation[R]:
-        """Offer what was written to an allocation."""
+        """Offer what was written to an allocation, which is dropped if that fails."""
         self._blocks.discard(allocation)
-        return self._offer(allocation.slot, allocation.memory, readers)
+        try:
+            return self._offer(allocation.slot, allocation.memory, readers)
+        except BaseException:
+            self.slots.abandon(allocation.slot)
+            raise
 
     def release(self, allocation: Allocation) -> None:
         """Drop an allocation; nothing happens to one that was committed."""
