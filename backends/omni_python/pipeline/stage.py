@@ -6,17 +6,15 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from functools import partial
 
 from omni_python.pipeline.deadlines import DeadlineWatch
 from omni_python.pipeline.fan_in import FanIn
 from omni_python.pipeline.recent import RecentIds
 from omni_python.pipeline.recording.taps import InputKind, Tap
+from omni_python.pipeline.routing import OpenRequest, Routing
 from omni_python.pipeline.stage_spec import StageOutlet, StageSpec
 from omni_python.pipeline.stats.stages import StageStats
-from omni_python.proto.errors import DeadlineExceeded, ErrorCode, OmniError, Unavailable
+from omni_python.proto.errors import DeadlineExceeded, ErrorCode, OmniError
 from omni_python.proto.payload import Payload
 from omni_python.proto.work import IncomingMessage, OutgoingMessage
 from omni_python.relay.put_off import call_later
@@ -26,27 +24,13 @@ from omni_python.scheduling.fair_queue import DirectQueue
 log = logging.getLogger(__name__)
 
 
-@dataclass(slots=True)
-class _Open:
-    """A request that a stage has. Chunks are counted by source, and by target."""
-
-    deadline: float
-    queued: bool = False
-    gave: bool = False
-    chunks_in: dict[str, int] = field(default_factory=dict)
-    chunks_out: dict[str, int] = field(default_factory=dict)
-    lost: set[str] = field(default_factory=set)
-    """Targets that are not there."""
-
-
 class Stage:
     """Inputs come on any thread; outputs are routed on a thread of the stage's own, unless the scheduler sends itself.
 
     A request is over for the stage once its result was routed, it failed, or it was aborted. What still comes for
     it then (a neighbour was faster than the news) is dropped.
 
-    A target that is not there fails in its own name, and this stage goes on: what others make of its output may still
-    be wanted, and the coordinator tells if it is not. Deadlines are seconds of `time.monotonic()`.
+    Deadlines are seconds of `time.monotonic()`.
     """
 
     def __init__(self, spec: StageSpec, scheduler: Scheduler, outlet: StageOutlet, deadlines: DeadlineWatch) -> None:
@@ -65,7 +49,8 @@ class Stage:
         )
         self._lock = threading.Lock()
         self._over = RecentIds()
-        self._open: dict[str, _Open] = {}
+        self._open: dict[str, OpenRequest] = {}
+        self._routing = Routing(spec, outlet, self._open)
         if scheduler.sends_itself:
             scheduler.outbox = DirectQueue(self._route_safely)
         self._thread = threading.Thread(target=self._route_outputs, name=f"omni-{spec.name}", daemon=True)
@@ -187,16 +172,16 @@ class Stage:
         self.expire(request_id)
         return True
 
-    def _admit(self, request_id: str, deadline: float) -> _Open | None:
+    def _admit(self, request_id: str, deadline: float) -> OpenRequest | None:
         """The request, if input for it is still wanted. Called with the lock held."""
         request = self._open.get(request_id)
         if request is None and request_id not in self._over:
-            request = self._open[request_id] = _Open(deadline)
+            request = self._open[request_id] = OpenRequest(deadline)
             self.accepted += 1
             self._deadlines.add(self.spec.name, request_id, deadline)
         return request
 
-    def _queued(self, request_id: str, request: _Open) -> None:
+    def _queued(self, request_id: str, request: OpenRequest) -> None:
         """The scheduler is given the first input of the request. Called with the lock held."""
         request.queued = True
         self.counts.queued(request_id)
@@ -245,7 +230,7 @@ class Stage:
             return
         match message.type:
             case "stream":
-                self._route_chunk(message.request_id, message.target, message.data)
+                self._routing.chunk(message.request_id, message.target, message.data)
             case "result":
                 self._route_result(message.request_id, message.data)
             case "error":
@@ -261,25 +246,6 @@ class Stage:
             self._close(message.request_id)
         return True
 
-    def _route_chunk(self, request_id: str, target: str | None, payload: Payload) -> None:
-        name, outlet = self.spec.name, self._outlet
-        request = self._open.get(request_id)
-        if request is None:
-            return
-        if not request.gave:
-            request.gave = True
-            outlet.gave(name, request_id)
-        if target is None:
-            if not self.spec.terminal:
-                raise OmniError("only a terminal stage may stream to the client; name a stage of stream_to")
-            outlet.send_to_client(name, request_id, payload)
-            return
-        if target not in self.spec.stream_to:
-            raise OmniError(f"streamed to {target}, which is not in stream_to ({', '.join(self.spec.stream_to)})")
-        chunk_id = request.chunks_out.get(target, 0)  # one thread at a time routes what a request gives
-        request.chunks_out[target] = chunk_id + 1
-        self._send(target, request_id, partial(outlet.send_chunk, name, target, request_id, chunk_id, payload))
-
     def _route_result(self, request_id: str, output: Payload) -> None:
         spec, outlet = self.spec, self._outlet
         outlet.check_inputs(spec.name, request_id)
@@ -287,19 +253,7 @@ class Stage:
         if spec.terminal:
             self._send_result(request_id, output)
             return
-        done_targets = spec.stream_done_targets(request_id, output)
-        targets = spec.targets(request_id, output)
-        request = self._open.get(request_id)
-        if request is None:
-            return
-        for target in done_targets:
-            sent = request.chunks_out.get(target, 0)
-            send_done = partial(outlet.send_stream_done, spec.name, target, request_id, sent)
-            self._send(target, request_id, send_done)
-        for target in targets:
-            project = spec.project.get(target)
-            part = project(output) if project else output
-            self._send(target, request_id, partial(outlet.send_payload, spec.name, target, request_id, part))
+        self._routing.result(request_id, output)
         self._close(request_id)
 
     def _send_result(self, request_id: str, output: Payload) -> None:
@@ -320,15 +274,3 @@ class Stage:
         with self._lock:
             self.counts.ended(request_id, failure.code, was_open=False)
         self._outlet.send_failure(self.spec.name, request_id, failure)
-
-    def _send(self, target: str, request_id: str, send: Callable[[float], None]) -> None:
-        """`send(deadline)`, unless the target was lost before."""
-        request = self._open.get(request_id)
-        if request is None or target in request.lost:
-            return
-        try:
-            send(request.deadline)
-        except Unavailable as error:
-            request.lost.add(target)
-            if request_id in self._open:
-                self._outlet.send_failure(target, request_id, error)
