@@ -1,16 +1,17 @@
 """The other process of the conformance tests: it reads what it is sent as told by the message's target, and sends when
-told to on its standard input."""
+told to through a pipe."""
 
 from __future__ import annotations
 
-import base64
 import random
 import sys
 import time
 from collections import defaultdict
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from pathlib import Path
 
-import msgspec
 import torch
 
 from omni_python.pipeline.endpoint import Endpoint
@@ -21,7 +22,8 @@ from omni_python.relay.base import RelaySettings
 from tests.relay.blocks import Tensors, digest, is_chunk
 
 
-class Command(msgspec.Struct):
+@dataclass(frozen=True)
+class Command:
     """`count` payloads of `nbytes` each to the parent, on a GPU after `delay` of its cycles."""
 
     count: int
@@ -30,9 +32,9 @@ class Command(msgspec.Struct):
 
 
 class Child:
-    def __init__(self, directory: Path, backend: str, host: str, parent: Peer, gpu: int | None) -> None:
+    def __init__(self, directory: Path, backend: str, host: str | None, parent: Peer, gpu: int | None) -> None:
         settings = RelaySettings(backend, (32 if gpu is None else 256) << 20, gpu)
-        self.endpoint = Endpoint(directory, self.on_message, settings, host=host or None)
+        self.endpoint = Endpoint(directory, self.on_message, settings, host=host)
         self.endpoint.connect(parent.epoch, parent.address, parent.site)
         self.parent = parent.epoch
         self.device = "cpu" if gpu is None else f"cuda:{gpu}"
@@ -106,18 +108,13 @@ class Child:
             self.endpoint.send(self.parent, message)
 
 
-def main() -> None:
-    directory, backend, host, encoded, gpu = sys.argv[1:]
-    parent = msgspec.msgpack.decode(base64.b64decode(encoded), type=Peer)
-    child = Child(Path(directory), backend, host, parent, int(gpu) if gpu else None)
+def run(directory: Path, backend: str, host: str | None, parent: Peer, gpu: int | None, pipe: Connection) -> None:
+    """Tells through the pipe who this is, then does what commands come through it until it is closed."""
+    child = Child(directory, backend, host, parent, gpu)
     child.endpoint.start()
     endpoint = child.endpoint
-    me = Peer("child", [], endpoint.epoch, endpoint.pid, endpoint.address, endpoint.carrier.site)
-    print(base64.b64encode(msgspec.msgpack.encode(me)).decode(), flush=True)
-    for line in sys.stdin:
-        child.send(msgspec.json.decode(line, type=Command))
+    pipe.send(Peer("child", [], endpoint.epoch, endpoint.pid, endpoint.address, endpoint.carrier.site))
+    with suppress(EOFError):
+        while True:
+            child.send(pipe.recv())
     endpoint.stop()
-
-
-if __name__ == "__main__":
-    main()

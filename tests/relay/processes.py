@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import base64
 import gc
+import multiprocessing
 import queue
-import signal
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 import torch
 
@@ -25,9 +23,13 @@ from omni_python.proto.messages import ControlMessage, DataReadyMessage, Peer, S
 from omni_python.proto.payload import Payload, TextOutput
 from omni_python.relay.base import RelaySettings, RelayUnavailable
 from omni_python.relay.ways import INLINE_LIMIT
-from tests.relay.child import Command
+from tests.relay import child
 
 ROOT = Path(__file__).resolve().parents[2]
+FORKS = multiprocessing.get_context("forkserver")
+"""Children are forked from a process that has imported torch and done nothing else."""
+FORKS.set_forkserver_preload([child.__name__])
+
 POOL = {"cpu": 32 << 20, "cuda": 256 << 20}
 """Bytes; 64 MB are more than the whole pool on the host."""
 
@@ -40,7 +42,7 @@ class Parent:
         on_gpu = self.way.startswith("cuda") or self.way.endswith("cuda")
         self.device = "cuda" if on_gpu else "cpu"
         self.views = self.way == "shm" or way == "cuda_shm"  # whether readers hold slots as long as what they read
-        self._childs_gpu = (gpus[-1:] or "0") if on_gpu else ""
+        self._childs_gpu = int(gpus[-1:] or "0") if on_gpu else None
         backend = self.way.removesuffix("_cuda")
         self.backend = backend if backend in ("nixl", "mooncake", "nccl") else "shm"
         self._directory = directory
@@ -50,7 +52,7 @@ class Parent:
         self.endpoint = Endpoint(directory, self._on_message, settings, host=self._host("parent"))
         self.carrier = self.endpoint.carrier
         self.endpoint.start()
-        self._children: list[subprocess.Popen[str]] = []
+        self._children: list[ForkServerProcess] = []
 
     def _host(self, process: str) -> str | None:
         return process if self.backend != "shm" else None
@@ -59,23 +61,19 @@ class Parent:
         endpoint = self.endpoint
         me = Peer("parent", [], endpoint.epoch, endpoint.pid, endpoint.address, self.carrier.site)
         name = f"child {len(self._children)}"
-        process = subprocess.Popen(
-            [
-                sys.executable, "-m", "tests.relay.child", str(self._directory), self.backend, self._host(name) or "",
-                base64.b64encode(msgspec.msgpack.encode(me)).decode(), self._childs_gpu,
-            ],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT,
-        )  # fmt: skip
-        self._children.append(process)
-        assert process.stdout is not None
-        peer = msgspec.msgpack.decode(base64.b64decode(process.stdout.readline()), type=Peer)
+        pipe, theirs = FORKS.Pipe()
+        arguments = (self._directory, self.backend, self._host(name), me, self._childs_gpu, theirs)
+        process = FORKS.Process(target=child.run, args=arguments, daemon=True)
+        process.start()
+        theirs.close()
+        peer = pipe.recv()
         endpoint.connect(peer.epoch, peer.address, peer.site)
-        return Other(self, process, peer.epoch)
+        return Other(self, process, pipe, peer.epoch)
 
     def close(self) -> None:
         for process in self._children:
             process.kill()
-            process.communicate()
+            process.join()
         self.endpoint.stop()
 
     def sizes(self, sizes: list[int]) -> list[int]:
@@ -106,9 +104,10 @@ class Parent:
 class Other:
     """One child."""
 
-    def __init__(self, parent: Parent, process: subprocess.Popen[str], epoch: int) -> None:
+    def __init__(self, parent: Parent, process: ForkServerProcess, pipe: Connection, epoch: int) -> None:
         self._parent = parent
-        self.process = process
+        self._process = process
+        self._pipe = pipe
         self.epoch = epoch
 
     def send(self, payload: Payload, target: str, request_id: str = "0", chunk_id: int = -1) -> None:
@@ -128,13 +127,11 @@ class Other:
         return reply[1]
 
     def let_send(self, count: int, nbytes: int, delay: int = 0) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.write(msgspec.json.encode(Command(count, nbytes, delay)).decode() + "\n")
-        self.process.stdin.flush()
+        self._pipe.send(child.Command(count, nbytes, delay))
 
     def kill(self) -> None:
-        self.process.send_signal(signal.SIGKILL)
-        self.process.wait(10)
+        self._process.kill()
+        self._process.join()
 
 
 @contextmanager
