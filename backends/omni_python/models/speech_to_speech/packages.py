@@ -64,28 +64,25 @@ class Package:
 
 
 class PackageFiles:
-    """What is in an archive, by path."""
+    """What is in an archive, by path; it is unpacked beside it, since a tarball can only be read from its start."""
 
     def __init__(self, archive: Path) -> None:
         self._archive = archive
+        self._folder = archive.with_name(f"{archive.name}.files")
         if zipfile.is_zipfile(archive):
             with zipfile.ZipFile(archive) as wheel:
-                self.names = wheel.namelist()
+                wheel.extractall(self._folder)
         else:
             with tarfile.open(archive) as tarball:
-                self.names = [member.name for member in tarball.getmembers() if member.isfile()]
+                tarball.extractall(self._folder, filter="data")
+        paths = (path for path in sorted(self._folder.rglob("*")) if path.is_file())
+        self.names = [path.relative_to(self._folder).as_posix() for path in paths]
 
     def read(self, name: str) -> bytes:
         """Raises `NotFetched` where it is not there."""
         if name not in self.names:
             raise NotFetched(f"{self._archive.name} has no {name}")
-        if zipfile.is_zipfile(self._archive):
-            with zipfile.ZipFile(self._archive) as wheel:
-                return wheel.read(name)
-        with tarfile.open(self._archive) as tarball:
-            file = tarball.extractfile(name)
-            assert file is not None, "only files are listed"
-            return file.read()
+        return (self._folder / name).read_bytes()
 
 
 def _run(command: list[str], what: str) -> None:
