@@ -18,6 +18,10 @@ from omni_python.serve.openai.errors import ApiError, validation_error
 LARGE_BODY = 64 << 10
 """Bytes of a body that is parsed on a thread of its own, while the event loop serves others."""
 
+BODY_S, BODY_RATE = 20.0, 500
+"""A body must be there after so many seconds, and one more for each so many bytes of it that have come. They are those
+of Apache's mod_reqtimeout."""
+
 T = TypeVar("T", bound=BaseModel)
 
 
@@ -85,11 +89,18 @@ def _check_media_type(given: str) -> None:
 
 async def _data(request: Request) -> bytes:
     data = bytearray()
+    begin = asyncio.get_running_loop().time()
     try:
-        async for piece in request.stream():
-            data += piece
-            if len(data) > MAX_JSON_BYTES:
-                raise ApiError(413, f"The body is too large: at most {MAX_JSON_BYTES} bytes are accepted.", "too_large")
+        async with asyncio.timeout_at(begin + BODY_S) as limit:
+            async for piece in request.stream():
+                data += piece
+                if len(data) > MAX_JSON_BYTES:
+                    reason = f"at most {MAX_JSON_BYTES} bytes are accepted"
+                    raise ApiError(413, f"The body is too large: {reason}.", "too_large")
+                limit.reschedule(begin + BODY_S + len(data) / BODY_RATE)
     except ClientDisconnect:
         raise ApiError(400, "The connection was closed before the body was complete.", "incomplete") from None
+    except TimeoutError:
+        rule = f"it has {BODY_S:g} s, and one more for each {BODY_RATE} bytes that have come"
+        raise ApiError(408, f"The body came too slowly: {rule}.", "timeout") from None
     return bytes(data)

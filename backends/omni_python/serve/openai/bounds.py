@@ -1,4 +1,4 @@
-"""How many connections the front takes, and how long it waits for a request on one: they use the descriptors of its
+"""How many connections the front takes, and how long it waits for the client on one: they use the descriptors of its
 process, in which the server's supervisor runs, too."""
 
 from __future__ import annotations
@@ -12,6 +12,10 @@ REQUEST_S = 10.0
 """Seconds from a connection's begin, or the end of an answer on it, until the next request's head must be there.
 uvicorn itself would wait for ever for a first request, and for the rest of any that has begun."""
 
+SEND_S = 60.0
+"""Seconds in which a client must take some of its answer where it is behind, as nginx has it (`send_timeout`). Without
+this a client that reads nothing would keep its connection for ever."""
+
 _MOST = 4096
 
 
@@ -22,9 +26,13 @@ def most_connections() -> int:
 
 
 class BoundedProtocol(H11Protocol):
-    """One connection, which is closed where its client sends no request, or where there are too many to answer."""
+    """One connection, which is closed where its client neither asks nor reads, or where there are too many to answer.
+
+    Bodies have a time of their own, see `bodies`.
+    """
 
     _timer: asyncio.TimerHandle | None = None
+    _sending: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -36,6 +44,7 @@ class BoundedProtocol(H11Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
         self._stop_timer()
+        self._stop_sending()
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
@@ -45,16 +54,49 @@ class BoundedProtocol(H11Protocol):
         super().on_response_complete()
         self._set_timer()
 
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._watch_sending()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if not self.transport.is_closing():  # else the last of it is waited for
+            self._stop_sending()
+
     def _set_timer(self) -> None:
         """It runs on while the same request is awaited, whatever part of it comes."""
         answering = self.cycle is not None and not self.cycle.response_complete
         upgraded = self.transport.get_protocol() is not self
-        if answering or upgraded or self.transport.is_closing():
+        if answering or upgraded:
             self._stop_timer()
+        elif self.transport.is_closing():
+            self._stop_timer()
+            self._watch_sending()
         elif self._timer is None:
-            self._timer = self.loop.call_later(REQUEST_S, self.transport.close)
+            self._timer = self.loop.call_later(REQUEST_S, self._close)
+
+    def _close(self) -> None:
+        self.transport.close()
+        self._set_timer()
+
+    def _watch_sending(self) -> None:
+        if self._sending is None:
+            unsent = self.transport.get_write_buffer_size()
+            self._sending = self.loop.call_later(SEND_S, self._look_at_sending, unsent)
+
+    def _look_at_sending(self, before: int) -> None:
+        self._sending = None
+        if self.transport.get_write_buffer_size() < before:
+            self._watch_sending()
+        else:
+            self.transport.abort()
 
     def _stop_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+    def _stop_sending(self) -> None:
+        if self._sending is not None:
+            self._sending.cancel()
+            self._sending = None
