@@ -53,7 +53,9 @@ CONTRASTS = r"""
 def test_every_control_has_a_name(page: Page) -> None:
     ask(page, "Hello!", ANSWER)
     finished(page)
+    expect(page.locator("#stop")).to_be_hidden()  # once the speech is played, too
     page.get_by_role("button", name="Record speech").click()
+    expect(page.locator("#recording")).to_be_visible()
     controls = page.locator("button, input:not([hidden]), select, textarea, summary").filter(visible=True).all()
     assert len(controls) > 15
     for control in controls:
