@@ -78,6 +78,15 @@ def front(monkeypatch: pytest.MonkeyPatch) -> Iterator[HttpServer]:
         await socket.accept()
         await socket.send_text(await socket.receive_text())
 
+    @app.websocket("/flood")
+    async def flood(socket: WebSocket, seconds: float) -> None:
+        monkeypatch.setattr(bounds, "SEND_S", 0.5)
+        await socket.accept()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while True:
+                    await socket.send_bytes(bytes(1 << 16))
+
     with HttpServer(app) as front:
         yield front
 
@@ -135,6 +144,16 @@ def test_a_client_that_does_not_read_its_answer_is_gone(front: HttpServer, path:
     connections = front._server.server_state.connections
     with opened(front) as asking:
         asking.sendall(head(path))
+        wait_until(lambda: connections)
+        wait_until(lambda: not connections)
+
+
+@pytest.mark.parametrize("seconds", [0.1, 60])
+def test_a_websocket_whose_client_does_not_read_is_gone(front: HttpServer, seconds: float) -> None:
+    """Whether the application is done with it, or still has something to send."""
+    connections = front._server.server_state.connections
+    url = f"ws://{front.host}:{front.port}/flood?seconds={seconds}"
+    with connect(url, proxy=None, max_queue=1, ping_interval=None, close_timeout=1):
         wait_until(lambda: connections)
         wait_until(lambda: not connections)
 

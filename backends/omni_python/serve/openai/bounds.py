@@ -7,6 +7,7 @@ import asyncio
 import resource
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 REQUEST_S = 10.0
 """Seconds from a connection's begin, or the end of an answer on it, until the next request's head must be there.
@@ -25,14 +26,51 @@ def most_connections() -> int:
     return min(_MOST, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 8)
 
 
-class BoundedProtocol(H11Protocol):
+class _Watched(asyncio.Protocol):
+    """Cuts a connection off where its client takes nothing of what is sent, also of the last that is, for `SEND_S`."""
+
+    transport: asyncio.Transport
+    loop: asyncio.AbstractEventLoop
+    _sending: asyncio.TimerHandle | None = None
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._stop_sending()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._watch_sending()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if not self.transport.is_closing():  # else the last of it is waited for
+            self._stop_sending()
+
+    def _watch_sending(self) -> None:
+        if self._sending is None:
+            unsent = self.transport.get_write_buffer_size()
+            self._sending = self.loop.call_later(SEND_S, self._look_at_sending, unsent)
+
+    def _look_at_sending(self, before: int) -> None:
+        self._sending = None
+        if self.transport.get_write_buffer_size() < before:
+            self._watch_sending()
+        else:
+            self.transport.abort()
+
+    def _stop_sending(self) -> None:
+        if self._sending is not None:
+            self._sending.cancel()
+            self._sending = None
+
+
+class BoundedProtocol(_Watched, H11Protocol):
     """One connection, which is closed where its client neither asks nor reads, or where there are too many to answer.
 
     Bodies have a time of their own, see `bodies`.
     """
 
     _timer: asyncio.TimerHandle | None = None
-    _sending: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -44,7 +82,6 @@ class BoundedProtocol(H11Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
         self._stop_timer()
-        self._stop_sending()
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
@@ -53,15 +90,6 @@ class BoundedProtocol(H11Protocol):
     def on_response_complete(self) -> None:
         super().on_response_complete()
         self._set_timer()
-
-    def pause_writing(self) -> None:
-        super().pause_writing()
-        self._watch_sending()
-
-    def resume_writing(self) -> None:
-        super().resume_writing()
-        if not self.transport.is_closing():  # else the last of it is waited for
-            self._stop_sending()
 
     def _set_timer(self) -> None:
         """It runs on while the same request is awaited, whatever part of it comes."""
@@ -79,24 +107,15 @@ class BoundedProtocol(H11Protocol):
         self.transport.close()
         self._set_timer()
 
-    def _watch_sending(self) -> None:
-        if self._sending is None:
-            unsent = self.transport.get_write_buffer_size()
-            self._sending = self.loop.call_later(SEND_S, self._look_at_sending, unsent)
-
-    def _look_at_sending(self, before: int) -> None:
-        self._sending = None
-        if self.transport.get_write_buffer_size() < before:
-            self._watch_sending()
-        else:
-            self.transport.abort()
-
     def _stop_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
-    def _stop_sending(self) -> None:
-        if self._sending is not None:
-            self._sending.cancel()
-            self._sending = None
+
+class BoundedWebSocket(_Watched, WebSocketsSansIOProtocol):
+    """A WebSocket, whose client must answer pings (uvicorn's), and read."""
+
+    def on_task_complete(self, task: asyncio.Task[None]) -> None:
+        super().on_task_complete(task)
+        self._watch_sending()  # the application is done with it

@@ -8,9 +8,8 @@ from types import TracebackType
 
 import uvicorn
 from fastapi import FastAPI
-from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
-from omni_python.serve.openai.bounds import BoundedProtocol, most_connections
+from omni_python.serve.openai.bounds import BoundedProtocol, BoundedWebSocket, most_connections
 
 _STOP_S = 30.0
 
@@ -27,7 +26,7 @@ class HttpServer:
             log_level="warning",
             http=BoundedProtocol,
             limit_concurrency=most_connections(),
-            ws=WebSocketsSansIOProtocol,
+            ws=BoundedWebSocket,
             ws_max_size=16 << 20,
             # It would take a quarter off speech in base64, and more of the event loop's time than all else with it.
             ws_per_message_deflate=False,
