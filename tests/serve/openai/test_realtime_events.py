@@ -231,17 +231,16 @@ def test_a_client_that_reads_nothing_is_gone(
     monkeypatch.setattr("omni_python.serve.openai.realtime.connection.SEND_S", 0.5)
     sound = {"type": "input_audio", "audio": b64(NOISE)}
     item: Any = {"id": "big", "type": "message", "role": "user", "content": [sound]}
-    with realtime.realtime.connect(model=MODEL, websocket_connection_options={"max_size": None}) as connection:
+    few = {"max_size": None, "max_queue": 1}  # it takes no more from its socket than is asked for, and one
+    with realtime.realtime.connect(model=MODEL, websocket_connection_options=few) as connection:
         connection.conversation.item.create(item=item)
         connection.response.create(response={**LONG, "input": [STOP]})
         until(connection, "response.output_audio_transcript.delta")
         wait_until(lambda: metrics.in_flight(server, MODEL), 20, 0.05)
-        connection._connection.recv_messages.pause()
+        for _ in range(8):
+            connection.conversation.item.retrieve(item_id="big")
+        wait_until(lambda: not metrics.in_flight(server, MODEL), 20, 0.05)
         with pytest.raises(websockets.exceptions.ConnectionClosed):
-            for _ in range(8):
-                connection.conversation.item.retrieve(item_id="big")
-            wait_until(lambda: not metrics.in_flight(server, MODEL), 20, 0.05)
-            connection._connection.recv_messages.resume()
             until(connection)
 
 
