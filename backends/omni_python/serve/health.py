@@ -9,6 +9,7 @@ from pathlib import Path
 
 from omni_python.control.stops import StopWatch
 from omni_python.serve.orchestrators import Orchestrators
+from omni_python.serve.stuck_crash import StuckCrash
 from omni_python.serve.triton_server import TritonServer
 
 PERIOD = 1.0
@@ -26,10 +27,10 @@ def all_pipelines(repository: Path) -> set[str] | None:
 
 
 class ServerHealth:
-    """Looks whether a signal has stopped a server, and hears its pipelines. From `begin` on, when the server is ready,
-    it is also asked again and again whether it is alive, on a thread of its own: one that is stuck keeps whoever asks
-    waiting, and after `silence` seconds without an answer counts as stuck. So does one that does not become ready
-    although all processes of its `pipelines` are there; None where it has other models, too.
+    """Looks whether a signal has stopped a server, or a crash does not end it, and hears its pipelines. From `begin`
+    on, when the server is ready, it is also asked again and again whether it is alive, on a thread of its own: one that
+    is stuck keeps whoever asks waiting, and after `silence` seconds without an answer counts as stuck. So does one that
+    does not become ready although all processes of its `pipelines` are there; None where it has other models, too.
 
     That is how a stub looks that Triton has given up, where the kernel does not tell so (see `GivenUpStubs`).
     """
@@ -44,6 +45,7 @@ class ServerHealth:
         self._begun = False
         self._complete: float | None = None  # since when all processes are there
         self._stops = StopWatch()
+        self._crash = StuckCrash(server.process.pid)
         self._unanswered: float | None = None  # when the first question was put that has no answer
         self._closed = threading.Event()
 
@@ -59,6 +61,8 @@ class ServerHealth:
         monotonic clock."""
         if self._stops.look([self._server.process.pid], now):
             return "was stopped by a signal"
+        if crash := self._crash.look(now):
+            return f"has crashed ({crash}) and does not end"
         # What passed while nobody asked, since this process was stopped for example, does not count.
         if self._unanswered is not None and now - self._unanswered > self._silence:
             return f"has been silent for {now - self._unanswered:.0f} s"
