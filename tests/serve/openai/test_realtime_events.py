@@ -231,7 +231,7 @@ def test_a_client_that_reads_nothing_is_gone(
     monkeypatch.setattr("omni_python.serve.openai.realtime.connection.SEND_S", 0.5)
     sound = {"type": "input_audio", "audio": b64(NOISE)}
     item: Any = {"id": "big", "type": "message", "role": "user", "content": [sound]}
-    few = {"max_size": None, "max_queue": 1}  # it takes no more from its socket than is asked for, and one
+    few: Any = {"max_size": None, "max_queue": 1}  # it takes no more from its socket than is asked for, and one
     with realtime.realtime.connect(model=MODEL, websocket_connection_options=few) as connection:
         connection.conversation.item.create(item=item)
         connection.response.create(response={**LONG, "input": [STOP]})
