@@ -94,7 +94,8 @@ def test_one_profile_at_a_time_and_an_early_end(
         (["--seconds", "0"], "more than 0 and at most 60 seconds"),
         (["--seconds", "1e9"], "more than 0 and at most 60 seconds"),
         (["--pipeline", "other"], "choose one of the server's pipelines: --pipeline qwen3_omni or qwen3_omni_text"),
-        (["--server-pid", "1"], "no running server with process id 1"),
+        # More than the kernel's greatest; init can be taken for one, where a server was killed while its stubs started.
+        (["--server-pid", "5000000"], "no running server with process id 5000000"),
     ],
 )
 def test_wrong_wishes_are_refused(
