@@ -24,4 +24,4 @@ def wait_until(holds: Callable[[], object], timeout: float = 10.0, period: float
 def wait_given_up(stub: psutil.Process) -> None:
     """Until Triton, which looks for life once a second, waits for the end of a suspended stub that was starting."""
     server = GivenUpStubs(stub.ppid())
-    wait_until(lambda: stub.pid in [pid for _, pid in server._waits()], 30, 0.1)
+    wait_until(lambda: stub.pid in [pid for _, pid in server._threads.told()], 30, 0.1)

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from omni_python.serve import stuck_crash
+from omni_python.serve import server_threads, stuck_crash
 from omni_python.serve.stuck_crash import StuckCrash
 
 PROCESS = """
@@ -63,7 +63,7 @@ def test_a_signal_is_handled_for_as_long_as_the_same_thread_does() -> None:
     crash = StuckCrash(0)
     now = 1000.0
     for thread in ("1", "2", "3", "4", "5"):
-        now += stuck_crash.PERIOD
-        crash._handled = lambda thread=thread: [(thread, "SIGABRT")]  # type: ignore[method-assign, misc]
+        now += server_threads.PERIOD
+        crash._threads.told = lambda thread=thread: [(thread, "SIGABRT")]  # type: ignore[method-assign, misc]
         assert crash.look(now) == ""
     assert crash.look(now + stuck_crash.PATIENCE) == signal.SIGABRT.name

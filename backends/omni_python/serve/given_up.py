@@ -8,16 +8,13 @@ backend). A server then never becomes ready; a model that is loaded again is nev
 
 from __future__ import annotations
 
-import os
 import platform
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from omni_python.control.proc_stat import is_running
-
-PERIOD = 1.0
-"""Seconds between two looks."""
+from omni_python.serve.server_threads import ServerThreads
 
 PATIENCE = 8.0
 """Seconds that Triton has to have waited. It also waits for a stub whose model is unloaded, but not for so long: such a
@@ -40,30 +37,16 @@ class GivenUpStubs:
     once."""
 
     def __init__(self, server_pid: int) -> None:
-        self._tasks = Path(f"/proc/{server_pid}/task")
         self._wait4 = _WAIT4.get(platform.machine(), "none")
-        self._next = 0.0
-        self._since: dict[tuple[str, int], float] = {}  # by thread and the process that it waits for
+        self._threads = ServerThreads(server_pid, self._waits_for, PATIENCE)
 
     def look(self, now: float) -> list[Stub]:
-        """Those that Triton has waited for at each look of the last `PATIENCE` seconds. `now` is of the monotonic
-        clock; nothing is looked at within `PERIOD` seconds of the last look."""
-        if now < self._next:
-            return []
-        self._next = now + PERIOD
-        self._since = {waiting: self._since.get(waiting, now) for waiting in self._waits()}
-        found = [pid for (_, pid), since in self._since.items() if now - since >= PATIENCE]
-        return [Stub(pid, _instance_name(pid)) for pid in found]
+        """Those that Triton has waited for through `PATIENCE` seconds; see `ServerThreads.look`."""
+        return [Stub(pid, _instance_name(pid)) for pid in self._threads.look(now)]
 
-    def _waits(self) -> list[tuple[str, int]]:
-        waits = []
-        with suppress(OSError):  # the server has ended
-            for thread in os.listdir(self._tasks):
-                with suppress(OSError):  # the thread has ended
-                    call, *arguments = (self._tasks / thread / "syscall").read_text().split()
-                    if call == self._wait4 and is_running(pid := int(arguments[0], 16)):
-                        waits.append((thread, pid))
-        return waits
+    def _waits_for(self, thread: Path) -> int | None:
+        call, *arguments = (thread / "syscall").read_text().split()
+        return pid if call == self._wait4 and is_running(pid := int(arguments[0], 16)) else None
 
 
 def _instance_name(pid: int) -> str:

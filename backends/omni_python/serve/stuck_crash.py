@@ -7,13 +7,10 @@ to answer its health by HTTP, and no request by gRPC (seen with 24.10 under `scr
 
 from __future__ import annotations
 
-import os
 import signal
-from contextlib import suppress
 from pathlib import Path
 
-PERIOD = 1.0
-"""Seconds between two looks."""
+from omni_python.serve.server_threads import ServerThreads
 
 PATIENCE = 3.0
 """Seconds that the handler may take. It is done within half a second."""
@@ -26,34 +23,18 @@ class StuckCrash:
     for several threads at once."""
 
     def __init__(self, server_pid: int) -> None:
-        self._tasks = Path(f"/proc/{server_pid}/task")
-        self._next = 0.0
-        self._since: dict[tuple[str, str], float] = {}  # by thread and signal
+        self._threads = ServerThreads(server_pid, _handled, PATIENCE)
 
     def look(self, now: float) -> str:
-        """The signal that a thread has handled at each look of the last `PATIENCE` seconds, or "". `now` is of the
-        monotonic clock; nothing is looked at within `PERIOD` seconds of the last look."""
-        if now < self._next:
-            return ""
-        self._next = now + PERIOD
-        self._since = {handled: self._since.get(handled, now) for handled in self._handled()}
-        return next((name for (_, name), since in self._since.items() if now - since >= PATIENCE), "")
-
-    def _handled(self) -> list[tuple[str, str]]:
-        handled = []
-        with suppress(OSError):  # the server has ended
-            for thread in os.listdir(self._tasks):
-                with suppress(OSError):  # the thread has ended
-                    if name := _handled_by(self._tasks / thread / "status"):
-                        handled.append((thread, name))
-        return handled
+        """The signal that a thread has handled for `PATIENCE` seconds, or ""; see `ServerThreads.look`."""
+        return next(iter(self._threads.look(now)), "")
 
 
-def _handled_by(status: Path) -> str:
+def _handled(thread: Path) -> str | None:
     """The one fatal signal that a thread blocks. Threads that leave all signals to others block several."""
-    for line in status.read_text(errors="replace").splitlines():
+    for line in (thread / "status").read_text(errors="replace").splitlines():
         if line.startswith("SigBlk:"):
             mask = int(line.split()[1], 16)
             blocked = [number.name for number in _FATAL if mask >> (number - 1) & 1]
-            return blocked[0] if len(blocked) == 1 else ""
-    return ""
+            return blocked[0] if len(blocked) == 1 else None
+    return None
