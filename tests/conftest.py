@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import tempfile
 
 # Before torch is imported anywhere: more threads than this only make the small tensors of the tests slower.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -87,6 +88,13 @@ def sane_environment(repo_root: Path) -> None:
     assert omni_python.__file__ is not None
     assert Path(omni_python.__file__).is_relative_to(repo_root), f"omni_python comes from {omni_python.__file__}"
     assert int(metadata.version("numpy").split(".")[0]) < 2
+
+
+@pytest.fixture
+def directory() -> Iterator[Path]:
+    """For sockets, for which pytest's own paths are too long."""
+    with tempfile.TemporaryDirectory(prefix="omni-test-") as path:
+        yield Path(path)
 
 
 @pytest.fixture

@@ -29,17 +29,11 @@ Received = queue.SimpleQueue[ControlMessage]
 
 
 @pytest.fixture
-def folder() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="omni-test-") as made:
-        yield Path(made)
-
-
-@pytest.fixture
-def listening(folder: Path) -> Iterator[tuple[Inbox, Received]]:
+def listening(directory: Path) -> Iterator[tuple[Inbox, Received]]:
     """Leaves no thread."""
     before = our_threads()
     received: Received = queue.SimpleQueue()
-    inbox = Inbox(f"{folder}/socket", received.put)
+    inbox = Inbox(f"{directory}/socket", received.put)
     inbox.start()
     yield inbox, received
     inbox.stop()
@@ -144,14 +138,14 @@ def test_one_that_sends_a_byte_now_and_then_holds_up_nobody(listening: tuple[Inb
         assert received.get(timeout=20) == AbortMessage(1, "slow")
 
 
-def test_a_flood_waits_in_the_kernel_while_the_reader_is_held_up(folder: Path) -> None:
+def test_a_flood_waits_in_the_kernel_while_the_reader_is_held_up(directory: Path) -> None:
     go_on, received = threading.Event(), queue.SimpleQueue[ControlMessage]()
 
     def handle(message: ControlMessage) -> None:
         assert go_on.wait(30)
         received.put(message)
 
-    inbox = Inbox(f"{folder}/socket", handle)
+    inbox = Inbox(f"{directory}/socket", handle)
     inbox.start()
     frame = framed(encode_message(AbortMessage(1, "x" * 1000)))
     before, sent = _resident(), 0
@@ -235,8 +229,8 @@ def _read_in_turn(listener: socket.socket, reads: list[int], done: threading.Eve
         heard.append(stream)
 
 
-def test_a_socket_or_a_link_that_was_left_there_is_replaced(folder: Path) -> None:
-    precious, address = folder / "precious", folder / "socket"
+def test_a_socket_or_a_link_that_was_left_there_is_replaced(directory: Path) -> None:
+    precious, address = directory / "precious", directory / "socket"
     precious.write_text("precious")
     dead = socket.socket(socket.AF_UNIX)
     dead.bind(str(address))
@@ -254,25 +248,25 @@ def test_a_socket_or_a_link_that_was_left_there_is_replaced(folder: Path) -> Non
     assert precious.read_text() == "precious" and precious.stat().st_nlink == 1
 
 
-def test_where_nobody_can_listen_the_user_is_told_why(folder: Path) -> None:
-    (folder / "taken").mkdir()
+def test_where_nobody_can_listen_the_user_is_told_why(directory: Path) -> None:
+    (directory / "taken").mkdir()
     for name, why in (("taken", "directory"), ("not/there", "No such file"), ("x" * 120, "too long")):
         with none_kept_by_each_of(10):
             for _ in range(10):
-                with pytest.raises(OmniError, match=f"cannot listen at {folder}/{name}: .*{why}"):
-                    Inbox(f"{folder}/{name}", lambda message: None)
+                with pytest.raises(OmniError, match=f"cannot listen at {directory}/{name}: .*{why}"):
+                    Inbox(f"{directory}/{name}", lambda message: None)
 
 
-def test_one_that_stops_late_leaves_its_successor_where_it_is(folder: Path) -> None:
+def test_one_that_stops_late_leaves_its_successor_where_it_is(directory: Path) -> None:
     received: Received = queue.SimpleQueue()
-    first = Inbox(f"{folder}/socket", lambda message: None)
+    first = Inbox(f"{directory}/socket", lambda message: None)
     first.start()
-    second = Inbox(f"{folder}/socket", received.put)
+    second = Inbox(f"{directory}/socket", received.put)
     second.start()
     first.stop()
-    outlet = LocalOutlet(f"{folder}/socket")
+    outlet = LocalOutlet(f"{directory}/socket")
     outlet.send(AbortMessage(1, "you"))
     assert received.get(timeout=20) == AbortMessage(1, "you")
     outlet.close()
     second.stop()
-    assert not (folder / "socket").exists()
+    assert not (directory / "socket").exists()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -36,10 +35,9 @@ NOT_READY = "is not ready (user-defined check failed)."
 
 
 @pytest.fixture
-def directory(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def directory(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("OMNI_METRICS", "0")
-    with tempfile.TemporaryDirectory(prefix="omni-test-") as path:
-        yield Path(path)
+    return directory
 
 
 # -- the hook, in whole pipelines

@@ -1,8 +1,7 @@
-"""A directory for sockets, and the no-op line in it."""
+"""The no-op line in a directory of its own."""
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,12 +9,6 @@ import pytest
 
 from omni_python.models.noop.config import NoopLinePipelineConfig
 from tests.pipeline.harness import Pipeline, running
-
-
-@pytest.fixture
-def directory() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="omni-test-") as path:  # pytest's own paths are too long for sockets
-        yield Path(path)
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import tempfile
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -39,24 +38,18 @@ class Ready(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def folder() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="omni-test-") as made:  # pytest's own paths are too long for sockets
-        yield Path(made)
-
-
-@pytest.fixture
-def server(folder: Path) -> Iterator[TritonServer]:
+def server(directory: Path) -> Iterator[TritonServer]:
     with ThreadingHTTPServer(("127.0.0.1", 0), Ready) as http, subprocess.Popen(["sleep", "100"]) as process:
         threading.Thread(target=http.serve_forever, daemon=True).start()
         port = http.server_address[1]
-        yield TritonServer("127.0.0.1", port, port, port, process, folder / "log", "here", 1, 1, folder)
+        yield TritonServer("127.0.0.1", port, port, port, process, directory / "log", "here", 1, 1, directory)
         process.kill()
         http.shutdown()
 
 
 @pytest.fixture
-def orchestrators(server: TritonServer, folder: Path) -> Iterator[Orchestrators]:
-    orchestrators = Orchestrators(server, [folder], 100.0)
+def orchestrators(server: TritonServer, directory: Path) -> Iterator[Orchestrators]:
+    orchestrators = Orchestrators(server, [directory], 100.0)
     yield orchestrators
     orchestrators.close()
 
@@ -80,11 +73,11 @@ class Coordinator:
 
 
 def test_an_orchestrator_that_comes_back_during_a_drain_is_told_of_it(
-    server: TritonServer, orchestrators: Orchestrators, folder: Path, monkeypatch: pytest.MonkeyPatch
+    server: TritonServer, orchestrators: Orchestrators, directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pid = server.process.pid
-    directory = server_directory(folder, pid)
-    write_life_sign(directory, "busy", LifeSign(pid, 1, draining=True))
+    place = server_directory(directory, pid)
+    write_life_sign(place, "busy", LifeSign(pid, 1, draining=True))
     looked = threading.Event()
 
     def in_flight() -> int:
@@ -93,22 +86,22 @@ def test_an_orchestrator_that_comes_back_during_a_drain_is_told_of_it(
 
     monkeypatch.setattr(orchestrators, "in_flight", in_flight)
     left: list[int] = []
-    supervisor = Supervisor(ServerOptions(model_repository=folder), [folder], Policy(drain_s=60))
+    supervisor = Supervisor(ServerOptions(model_repository=directory), [directory], Policy(drain_s=60))
     draining = threading.Thread(target=lambda: left.append(supervisor._let_end(server, orchestrators)))
     draining.start()
     assert looked.wait(30), "all that are there have been told by now"
-    back = Coordinator(directory, "back", pid)
+    back = Coordinator(place, "back", pid)
     try:
         wait_until(lambda: back.heard, timeout=30)
     finally:
-        write_life_sign(directory, "busy", LifeSign(pid, 0, draining=True))
+        write_life_sign(place, "busy", LifeSign(pid, 0, draining=True))
         draining.join(90)
         back.stop()
     assert left == [0] and set(back.heard) == {DrainMessage(0)}
 
 
 def test_a_stub_that_ends_before_it_can_be_ended_is_well(
-    server: TritonServer, orchestrators: Orchestrators, folder: Path, monkeypatch: pytest.MonkeyPatch
+    server: TritonServer, orchestrators: Orchestrators, directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gone = int(Path("/proc/sys/kernel/pid_max").read_text())  # no process ever has it
     looks: list[float] = []
@@ -124,7 +117,7 @@ def test_a_stub_that_ends_before_it_can_be_ended_is_well(
             return [Stub(gone, "line_b_0_0")]
 
     monkeypatch.setattr(supervisor_module, "GivenUpStubs", GivenUpStubs)
-    supervisor = Supervisor(ServerOptions(model_repository=folder), [folder], Policy())
+    supervisor = Supervisor(ServerOptions(model_repository=directory), [directory], Policy())
     with supervisor._signals():
         assert supervisor._watch(server, orchestrators), "it was ready"
     assert len(looks) > 2
