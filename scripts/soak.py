@@ -44,7 +44,7 @@ from omni_python.models.noop.config import NoopLinePipelineConfig
 from omni_python.models.qwen3_omni.config import Qwen3OmniSpeechPipelineConfig
 from omni_python.models.qwen3_omni.tiny import build
 from omni_python.serve.server_options import SHARED_MEMORY, ServerOptions
-from omni_python.serve.triton_server import TritonServer
+from omni_python.serve.triton_server import ServerFailed, TritonServer
 
 WARM_SHARE, WARM_REQUESTS = 0.25, 200
 MOMENTS = 40
@@ -119,7 +119,11 @@ def main() -> int:
         compile_pipeline(config, Path(folder) / "models")
         with TritonServer.start(ServerOptions(model_repository=Path(folder) / "models"), timeout_s=300) as server:
             start = time.monotonic()
-            soak = asyncio.run(run(server, config.resolved_name, kind, args))
+            try:
+                soak = asyncio.run(run(server, config.resolved_name, kind, args))
+            except ServerFailed as error:
+                print(error)
+                return 1
             seconds = time.monotonic() - start
             left = held_at_end(server, config.resolved_name)
             aborted = metrics.read(server, "omni_requests_total", state="aborted")
@@ -139,6 +143,8 @@ async def run(server: TritonServer, name: str, kind: Kind, args: argparse.Namesp
     async def work(client: AsyncOmniClient) -> None:
         while next(numbers) < args.requests:
             await ask(client, kind, random.random() < args.cancelled, soak)
+            if server.has_exited():
+                raise ServerFailed(f"tritonserver ended after {soak.done} requests: {server.failure()}")
             if soak.done >= args.requests * len(soak.moments) / MOMENTS:
                 soak.moments.append((soak.done, figures(server)))
 

@@ -54,14 +54,14 @@ def find_server_directory(base: Path, server_pid: int) -> Path | None:
 
 def running_servers(base: Path) -> dict[int, Path]:
     """The directories of this user's running servers under `base`, by the servers' process ids."""
-    return {pid: path for path, pid, started in _directories(base) if _start_time(pid) == started}
+    return {pid: path for path, pid, started in _directories(base) if _runs(pid, started)}
 
 
 def remove_leftovers(directory: Path) -> list[Path]:
     """Remove sibling directories of this user whose server is gone (killed servers leave them behind)."""
     removed = []
     for path, pid, started in _directories(directory.parent):
-        if path != directory and _start_time(pid) != started:
+        if path != directory and not _runs(pid, started):
             shutil.rmtree(path, ignore_errors=True)
             removed.append(path)
     return removed
@@ -115,6 +115,11 @@ def _directories(base: Path) -> Iterator[tuple[Path, int, str]]:
         name = _NAME.fullmatch(path.name)
         if name is not None and _is_private(path):
             yield path, int(name[1]), name[2]
+
+
+def _runs(pid: int, started: str) -> bool:
+    """Whether the process that started then still runs; one without a start had ended before its name was made."""
+    return started != "" and _start_time(pid) == started
 
 
 def _start_time(pid: int) -> str:

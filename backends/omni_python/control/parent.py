@@ -1,4 +1,4 @@
-"""A process that does not outlive the one that started it."""
+"""The server that started this process, its stub, and which this process does not outlive."""
 
 from __future__ import annotations
 
@@ -6,20 +6,42 @@ import os
 import select
 import signal
 import threading
+from pathlib import Path
+
+from omni_python.proto.errors import OmniError
 
 GRACE = 5
-"""Seconds for this process to notice by itself that its parent is gone, and to end as it likes."""
+"""Seconds for this process to notice by itself that its server is gone, and to end as it likes."""
+
+_SERVER = 5
+"""The word on a stub's command line that is its server's process id: behind program, model, region and two sizes."""
 
 
-def end_with_parent() -> None:
-    """Let this process be killed `GRACE` seconds after its parent's death.
+def server_pid() -> int:
+    """The id of the tritonserver that started this process.
+
+    Raises `OmniError` where that is gone: the parent of this process is then whoever takes in orphans.
+    """
+    words = Path("/proc/self/cmdline").read_bytes().split(b"\0")
+    if words[_SERVER] != b"%d" % os.getppid():
+        raise OmniError(f"the server that started this process, {os.fsdecode(words[_SERVER])}, is gone")
+    return os.getppid()
+
+
+def end_with_server() -> None:
+    """Let this process be killed `GRACE` seconds after its server's death, be that in the past.
 
     Triton's stub looks for its server now and then, but not while it waits for a lock in shared memory: where a killed
     server (24.10 seen) had that lock, the stub waits for ever, and keeps the interpreter to itself. The kernel's own
     way, PR_SET_PDEATHSIG, is for the death of the thread that started the process, and a server's loading threads do
     not stay.
     """
-    parent = os.pidfd_open(os.getppid())
+    try:
+        parent = os.pidfd_open(os.getppid())
+        server_pid()  # after: it was the server that was opened
+    except OmniError:
+        signal.alarm(GRACE)
+        raise
     threading.Thread(target=_end_with, args=(parent,), name="omni-parent", daemon=True).start()
 
 

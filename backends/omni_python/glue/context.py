@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,6 +10,7 @@ from omni_python.config.files import load_pipeline
 from omni_python.config.schema import PipelineConfig
 from omni_python.config.topology import replica_of_instance
 from omni_python.control.directory import server_directory
+from omni_python.control.parent import server_pid
 from omni_python.proto.errors import OmniError
 
 
@@ -41,7 +41,6 @@ def read_context(args: dict[str, str]) -> ModelContext:
         ) from None
     repository = Path(args["model_repository"]).parent
     config = load_pipeline(repository / pipeline / "1" / "pipeline.yaml")
-    # The stub is a child of tritonserver: all models of one server meet in one directory.
-    directory = server_directory(config.endpoints.resolved_base_path, os.getppid())
+    directory = server_directory(config.endpoints.resolved_base_path, server_pid())
     replica, host = replica_of_instance(args["model_instance_name"]), parameters.get("omni_host", "")
     return ModelContext(config, process, replica, host, role == "keeper", repository, directory)

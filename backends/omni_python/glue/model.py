@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from omni_python.config.numpy_support import numpy_refusal
-from omni_python.control.parent import end_with_parent
+from omni_python.control.parent import end_with_server
 from omni_python.control.privacy import hide_mapped_regions
 from omni_python.glue.context import read_context
 from omni_python.glue.keeper import KeeperModel
@@ -41,7 +41,7 @@ def create_model(args: dict[str, str]) -> Model:
     if refusal := numpy_refusal(np.__version__, _release()):
         raise OmniError(refusal)
     hide_mapped_regions()
-    end_with_parent()
+    end_with_server()
     context = read_context(args)
     if context.is_keeper:
         return KeeperModel(context)

@@ -10,11 +10,12 @@ from __future__ import annotations
 import http.client
 import json
 import logging
-import os
 import threading
 from pathlib import Path
 
 import triton_python_backend_utils as pb_utils
+
+from omni_python.control.parent import server_pid
 
 TIMEOUT = 3600.0
 """Seconds for a model to load."""
@@ -52,7 +53,7 @@ def is_loaded(model: str) -> bool:
 
 def _ask(model: str, what: str, body: dict[str, object]) -> bool:
     """Whether the server did it; False where its HTTP port is not to be had. Raises RuntimeError where it refused."""
-    address = _http_address(Path(f"/proc/{os.getppid()}/cmdline").read_bytes().decode(errors="replace").split("\0"))
+    address = _http_address(Path(f"/proc/{server_pid()}/cmdline").read_bytes().decode(errors="replace").split("\0"))
     if address is None:
         return False
     connection = http.client.HTTPConnection(*address, timeout=TIMEOUT)
