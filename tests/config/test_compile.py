@@ -70,6 +70,7 @@ def test_the_orchestrator(tmp_path: Path) -> None:
         "exclude_input_in_output": (pb.TYPE_BOOL, [1]),
         "describe": (pb.TYPE_BOOL, [1]),
         "trace_id": (pb.TYPE_STRING, [1]),
+        "cancel": (pb.TYPE_STRING, [1]),
     }
     outputs = {tensor.name: (tensor.data_type, list(tensor.dims)) for tensor in model.output}
     assert outputs == {

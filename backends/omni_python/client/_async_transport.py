@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -14,6 +15,7 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from omni_python.client import _protocol, _regions
 from omni_python.client._errors import RequestFailed, Unavailable
+from omni_python.client._leaving import AsyncLeaving, new_key
 from omni_python.client._regions import InputTensor, Region, SharedMemory
 from omni_python.client._watch import Look, Watched
 
@@ -27,8 +29,10 @@ class AsyncTransport:
         self._shared_memory = shared_memory
         self._channel = grpc.aio.insecure_channel(url, options=_protocol.channel_options(url))
         self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
+        self._leaving = AsyncLeaving(self._stub)
 
     async def close(self) -> None:
+        await self._leaving.wait()
         await self._channel.close()
 
     async def is_ready(self, model: str) -> bool:
@@ -91,14 +95,18 @@ class AsyncTransport:
     async def _infer(
         self, model: str, inputs: Mapping[str, InputTensor], limit: float | None
     ) -> AsyncGenerator[dict[str, np.ndarray], None]:
-        request = _protocol.infer_request(model, inputs)
+        key = new_key()
+        request = _protocol.infer_request(model, inputs, key)
         call = self._stub.ModelStreamInfer(iter((request,)), timeout=limit)
         watched = Watched(model, call)
         watching = asyncio.ensure_future(self._watch(watched))
         answered = False
         refused = ""
+        reading: asyncio.Future[Any] | None = None
         try:
-            async for reply in call:
+            # Shielded: a read that is cancelled breaks its call off.
+            while (reply := await asyncio.shield(reading := asyncio.ensure_future(call.read()))) is not grpc.aio.EOF:
+                reading = None
                 watched.hear()
                 if reply.error_message:
                     refused = reply.error_message.rstrip(". ")
@@ -116,7 +124,8 @@ class AsyncTransport:
             raise ended or _protocol.failure(error, self.url, answered, await self._is_alive()) from None
         finally:
             watching.cancel()
-            call.cancel()
+            if reading is not None or not call.done():
+                self._leaving.leave(call, model, key, reading)
 
     async def _watch(self, watched: Watched) -> None:
         while not watched.reason:

@@ -76,9 +76,11 @@ def _is_loopback(url: str) -> bool:
         return False
 
 
-def infer_request(model: str, inputs: Mapping[str, InputTensor]) -> service_pb2.ModelInferRequest:
-    """A request of the model with these inputs."""
+def infer_request(model: str, inputs: Mapping[str, InputTensor], cancel_key: str = "") -> service_pb2.ModelInferRequest:
+    """A request of the model with these inputs, which can be ended by its `cancel_key` where it has one."""
     request = service_pb2.ModelInferRequest(model_name=model)
+    if cancel_key:
+        request.parameters["cancel_key"].string_param = cancel_key
     for name, array in inputs.items():
         if isinstance(array, SharedTensor):
             tensor = request.inputs.add(name=name, datatype=array.datatype, shape=array.shape)
@@ -95,6 +97,11 @@ def infer_request(model: str, inputs: Mapping[str, InputTensor]) -> service_pb2.
 def age_request(model: str) -> service_pb2.ModelInferRequest:
     """Asks an orchestrator how old it is."""
     return infer_request(model, {"describe": np.array([False])})
+
+
+def cancel_request(model: str, cancel_key: str) -> service_pb2.ModelInferRequest:
+    """Asks an orchestrator to end another request."""
+    return infer_request(model, {"cancel": np.array([cancel_key.encode()], np.object_)})
 
 
 def look(asked: float, replies: Sequence[Any]) -> Look:

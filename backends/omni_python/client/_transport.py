@@ -12,6 +12,7 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from omni_python.client import _protocol, _regions
 from omni_python.client._errors import RequestFailed
+from omni_python.client._leaving import Leaving, new_key
 from omni_python.client._regions import InputTensor, Region, SharedMemory
 from omni_python.client._watch import Look, Watcher
 
@@ -26,8 +27,10 @@ class Transport:
         self._channel = grpc.insecure_channel(url, options=_protocol.channel_options(url))
         self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
         self._watcher = Watcher(self._look)
+        self._leaving = Leaving(self._stub)
 
     def close(self) -> None:
+        self._leaving.wait()
         self._channel.close()
 
     def is_ready(self, model: str) -> bool:
@@ -87,7 +90,8 @@ class Transport:
     def _infer(
         self, model: str, inputs: Mapping[str, InputTensor], limit: float | None
     ) -> Generator[dict[str, np.ndarray], None, None]:
-        request = _protocol.infer_request(model, inputs)
+        key = new_key()
+        request = _protocol.infer_request(model, inputs, key)
         call = self._stub.ModelStreamInfer(iter((request,)), timeout=limit)
         watched = self._watcher.watch(model, call)
         answered = False
@@ -107,7 +111,8 @@ class Transport:
             raise ended or _protocol.failure(error, self.url, answered, self._is_alive()) from None
         finally:
             self._watcher.forget(watched)
-            call.cancel()
+            if call.is_active():
+                self._leaving.leave(call, model, key)
 
     def _look(self, model: str) -> Look:
         asked = time.monotonic()

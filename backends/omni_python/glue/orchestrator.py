@@ -20,13 +20,13 @@ from omni_python.glue.metrics import MetricsWriter
 from omni_python.glue.pipeline_samples import held_by_pipeline, totals_of_pipeline
 from omni_python.glue.recovery import ModelReloader
 from omni_python.glue.request import ParsedRequest, parse_request
-from omni_python.glue.response import TritonSink, send_description, send_error, send_trace, send_uptime
+from omni_python.glue.response import TritonSink, send_description, send_error, send_nothing, send_trace, send_uptime
 from omni_python.pipeline.build import limits, pipeline_info, pipeline_spec, relay_settings, trace_store
 from omni_python.pipeline.coordinator import Coordinator
 from omni_python.pipeline.place import process_place
 from omni_python.pipeline.recording.recorder import new_order, record_directory, recording_path
 from omni_python.pipeline.stats.answers import AnswerStats, MeasuredSink
-from omni_python.proto.errors import Cancelled, ErrorCode, OmniError
+from omni_python.proto.errors import Cancelled, ErrorCode, NotFound, OmniError
 from omni_python.proto.info import PipelineInfo
 from omni_python.proto.messages import RecordOrder
 
@@ -76,6 +76,9 @@ class Orchestrator:
                 name = b"".join(trace_id.as_numpy().flat).decode(errors="replace")
                 threading.Thread(target=self._tell_trace, args=(sender, name), name="omni-trace", daemon=True).start()
                 continue
+            if (key := inputs.get("cancel")) is not None:
+                self._cancel(sender, b"".join(key.as_numpy().flat).decode(errors="replace"))
+                continue
             try:
                 # Under load its deadline may have passed in Triton's own queue. To ask is slow, and else done later.
                 if not self._coordinator.check_room() and sender.is_cancelled():
@@ -88,7 +91,9 @@ class Orchestrator:
                 if parsed.request.stream:
                     sink.announce()
                 measured = MeasuredSink(sink, self._answers, parsed.request.stream)
-                self._coordinator.submit(parsed.request, measured, parsed.timeout, record, parsed.trace)
+                self._coordinator.submit(
+                    parsed.request, measured, parsed.timeout, record, parsed.trace, parsed.cancel_key
+                )
             except Exception as error:
                 if not isinstance(error, OmniError):
                     log.exception("a request could not be read")
@@ -117,6 +122,12 @@ class Orchestrator:
             send_trace(sender, self._coordinator.traces.find(name))
         except Exception as error:
             send_error(sender, OmniError.of(error))
+
+    def _cancel(self, sender: Any, key: str) -> None:
+        if key and self._coordinator.cancel(key):
+            send_nothing(sender)
+        else:
+            send_error(sender, NotFound("cancel: no request that was sent with this cancel_key is running"))
 
     def _describe(self, sender: Any, whole: bool) -> None:
         if whole:  # reading the checkpoint for the first time takes seconds

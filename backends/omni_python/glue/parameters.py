@@ -20,6 +20,9 @@ MAX_DEPTH = 16
 MAX_RECORDED = 64
 """Stages of a request that are recorded."""
 
+SHORTEST_KEY, LONGEST_KEY = 16, 128
+"""Characters of a request's `cancel_key`."""
+
 _LEAST, _LARGEST = -(2**63), 2**63 - 1
 """Of integers."""
 _OWN_PARAMETERS = ("stream", "exclude_input_in_output", "voice")  # HTTP clients may send these beside the inputs
@@ -71,6 +74,18 @@ def timeout(milliseconds: Any) -> float | None:
     if isinstance(milliseconds, bool) or not isinstance(milliseconds, int | float) or not milliseconds > 0:
         raise InvalidArgument(f"timeout_ms: must be a number of milliseconds above 0, not {milliseconds!r}")
     return float(milliseconds) / 1000
+
+
+def cancel_key(key: Any) -> str:
+    """ "" for a request that has none. Who knows it may end the request; the bounds keep it from being a guess."""
+    if key is None:
+        return ""
+    if not isinstance(key, str) or not SHORTEST_KEY <= len(key) <= LONGEST_KEY:
+        raise InvalidArgument(
+            f"cancel_key: must be a string of {SHORTEST_KEY} to {LONGEST_KEY} characters that nobody guesses, such as "
+            f"a random UUID, not {key!r:.80}"
+        )
+    return key
 
 
 def stages(record: Any) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ import numpy as np
 
 from omni_python.glue.inputs import Inputs
 from omni_python.glue.messages import conversation
-from omni_python.glue.parameters import parameter, sampling_parameters, stages, timeout, trace_wish
+from omni_python.glue.parameters import cancel_key, parameter, sampling_parameters, stages, timeout, trace_wish
 from omni_python.proto.errors import InvalidArgument
 from omni_python.proto.request import OmniRequest
 from omni_python.proto.tensors import AUDIO_FORMATS
@@ -36,6 +36,8 @@ class ParsedRequest:
     """None where the request says nothing of it."""
     record: tuple[str, ...] = ()
     """The stages to be recorded."""
+    cancel_key: str = ""
+    """By which the request may be ended; "" where it has none."""
 
 
 def parse_request(tensors: Mapping[str, np.ndarray], parameters: Mapping[str, Any] | None = None) -> ParsedRequest:
@@ -49,6 +51,7 @@ def parse_request(tensors: Mapping[str, np.ndarray], parameters: Mapping[str, An
     seconds = timeout(sampling.pop("timeout_ms", None))
     wish = trace_wish(sampling)
     record = stages(sampling.pop("record", None))
+    key = cancel_key(sampling.pop("cancel_key", None))
     audio_format = inputs.string("audio_format") or AUDIO_FORMATS[0]
     if audio_format not in AUDIO_FORMATS:
         raise InvalidArgument(f"audio_format: {audio_format!r} is not one of {', '.join(AUDIO_FORMATS)}")
@@ -60,7 +63,7 @@ def parse_request(tensors: Mapping[str, np.ndarray], parameters: Mapping[str, An
         stream=inputs.flag("stream", parameter(own, "stream", bool) or False),
         echo=not inputs.flag("exclude_input_in_output", parameter(own, "exclude_input_in_output", bool) is not False),
     )
-    return ParsedRequest(request, audio_format, seconds, wish, record)
+    return ParsedRequest(request, audio_format, seconds, wish, record, key)
 
 
 def _name(where: str, name: N) -> N:

@@ -49,10 +49,15 @@ def send_error(sender: Any, error: OmniError, no_room: bool = False) -> None:
     """
     triton_error = pb_utils.TritonError(f"{error.code.name}: {error.shown}", _CODES[error.code])
     response = pb_utils.InferenceResponse(error=triton_error)
-    if error.code is ErrorCode.CANCELLED:
+    if error.code is ErrorCode.CANCELLED and sender.is_cancelled():
         threading.Timer(LEAVE, send_last_error, (sender, response, no_room)).start()
     else:
         send_last_error(sender, response, no_room)
+
+
+def send_nothing(sender: Any) -> None:
+    """The one response, without content, to what was done."""
+    sender.send(pb_utils.InferenceResponse([]), flags=_FINAL)
 
 
 def send_description(sender: Any, info: PipelineInfo) -> None:

@@ -188,9 +188,10 @@ class Coordinator:
         deadline: float | None = None,
         order: RecordOrder | None = None,
         wish: TraceWish | None = None,
+        cancel_key: str = "",
     ) -> str:
         """Admit a request, with `deadline` seconds for it, and return its id at once; all else reaches `sink`. `order`
-        names what is recorded of it, and `wish` says whether it is traced.
+        names what is recorded of it, `wish` says whether it is traced, and `cancel` ends it by its `cancel_key`.
 
         Raises `Unavailable` when too many are in flight and waiting, or so many that this one would be late, or the
         server is to stop.
@@ -200,7 +201,9 @@ class Coordinator:
         request_id = f"{self._endpoint.epoch:x}-{next(self._numbers)}"
         processes = self.spec.needed_processes(terminals)
         now = time.monotonic()
-        record = Request(request_id, sink, terminals, processes, now, now + seconds, request, request.stream, order)
+        record = Request(
+            request_id, sink, terminals, processes, now, now + seconds, request, request.stream, order, cancel_key
+        )
         if self.traces.wants(wish):
             self._trace(record, wish or TraceWish())
         if self._requests.admit(record, seconds):
@@ -219,6 +222,13 @@ class Coordinator:
         request = self._requests.get(request_id)
         if request is not None:
             self._end(request, RequestState.ABORTED, Cancelled("the request was cancelled"))
+
+    def cancel(self, key: str) -> bool:
+        """End the request that was submitted with this `cancel_key`, as `abort`; False where there is none."""
+        found = [request.id for request in self._requests if request.cancel_key == key]
+        for request_id in found:
+            self.abort(request_id)
+        return bool(found)
 
     def give_up(self, process: str, replica: int, why: str) -> None:
         """A process will not come back: refuse at once what needs it where it was the last of its replicas, and say

@@ -39,6 +39,7 @@ class Request:
     payload: OmniRequest | None
     stream: bool
     record: RecordOrder | None
+    cancel_key: str = ""
     state: RequestState = RequestState.PENDING
     completed: set[str] = field(default_factory=set)
     failed: set[str] = field(default_factory=set)

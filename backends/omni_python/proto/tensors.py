@@ -42,6 +42,8 @@ INPUTS: tuple[TensorSpec, ...] = (
     TensorSpec("describe", "BOOL", (1,)),
     # Alone: asks for the `trace` of a request that has ended, by its id or its W3C trace id; "" for the newest.
     TensorSpec("trace_id", "BYTES", (1,)),
+    # Alone: ends the request that was sent with this `cancel_key`.
+    TensorSpec("cancel", "BYTES", (1,)),
 )
 """Inputs of the orchestrator. All are optional to Triton; the request parser checks which belong together."""
 

@@ -1,0 +1,125 @@
+"""How a client leaves a request that has not ended: it asks the server to end it, and reads what still comes.
+
+To break the gRPC call off is the last resort: where that meets the request's last response, Triton before 25.04 crashes
+or keeps the request for ever (pull requests 7840 and 8078 of its server).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from omni_python.client import _protocol
+
+LEAVE_S = 2.0
+"""Seconds for a request to end once it was left. A healthy server takes milliseconds."""
+
+RETRY_S = 0.2
+"""Until the next try: the server does not know a request that is still on its way."""
+
+
+def new_key() -> str:
+    """By which a request can be cancelled, and nobody guesses."""
+    return secrets.token_urlsafe(16)
+
+
+class Leaving:
+    """The requests of a channel that are being left, each on threads of its own, which are soon over."""
+
+    def __init__(self, stub: Any) -> None:
+        self._stub = stub
+        self._threads: set[threading.Thread] = set()
+
+    def leave(self, call: Any, model: str, key: str) -> None:
+        """End, in the background, the request of a call that nobody reads any more."""
+        thread = threading.Thread(target=self._leave, args=(call, model, key), name="omni-client-leave", daemon=True)
+        self._threads.add(thread)
+        thread.start()
+
+    def wait(self) -> None:
+        """Until all are over."""
+        for thread in list(self._threads):
+            thread.join()
+
+    def _leave(self, call: Any, model: str, key: str) -> None:
+        end = time.monotonic() + LEAVE_S
+        drained = threading.Event()
+        threading.Thread(target=_drain, args=(call, drained), name="omni-client-drain", daemon=True).start()
+        try:
+            while not drained.is_set() and time.monotonic() < end:
+                _check(list(self._stub.ModelStreamInfer(*_cancellation(model, key), timeout=LEAVE_S)))
+                drained.wait(RETRY_S)
+        except (grpc.RpcError, _Refused, ValueError):  # a ValueError where the channel was closed
+            pass
+        finally:
+            call.cancel()
+            self._threads.discard(threading.current_thread())
+
+
+class AsyncLeaving:
+    """As `Leaving`, in tasks."""
+
+    def __init__(self, stub: Any) -> None:
+        self._stub = stub
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def leave(self, call: Any, model: str, key: str, reading: asyncio.Future[Any] | None) -> None:
+        """`reading` is the read of the call that was not waited for."""
+        task = asyncio.ensure_future(self._leave(call, model, key, reading))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def wait(self) -> None:
+        """Until all are over."""
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+
+    async def _leave(self, call: Any, model: str, key: str, reading: asyncio.Future[Any] | None) -> None:
+        draining = asyncio.ensure_future(_drain_async(call, reading))
+        try:
+            async with asyncio.timeout(LEAVE_S):
+                while not draining.done():
+                    asked = self._stub.ModelStreamInfer(*_cancellation(model, key), timeout=LEAVE_S)
+                    _check([reply async for reply in asked])
+                    await asyncio.wait((draining,), timeout=RETRY_S)
+        except (grpc.RpcError, _Refused, TimeoutError):
+            pass
+        finally:
+            call.cancel()
+            draining.cancel()
+
+
+def _drain(call: Any, drained: threading.Event) -> None:
+    with contextlib.suppress(grpc.RpcError):
+        for _ in call:
+            pass
+    drained.set()
+
+
+async def _drain_async(call: Any, reading: asyncio.Future[Any] | None) -> None:
+    with contextlib.suppress(grpc.RpcError):
+        while await (reading or call.read()) is not grpc.aio.EOF:
+            reading = None
+
+
+class _Refused(Exception):
+    """This server cannot cancel requests, or the orchestrator is gone."""
+
+
+def _cancellation(model: str, key: str) -> tuple[Any]:
+    return (iter((_protocol.cancel_request(model, key),)),)
+
+
+def _check(replies: Sequence[Any]) -> None:
+    """Raises `_Refused` for what another try does not mend."""
+    for reply in replies:
+        if reply.error_message and not reply.error_message.startswith("NOT_FOUND"):
+            raise _Refused

@@ -1,0 +1,165 @@
+"""How requests are cancelled: by their key, over a connection that goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import queue
+import socket
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Any
+
+import numpy as np
+import pytest
+import tritonclient.grpc
+from tritonclient.utils import InferenceServerException
+
+from omni_python.client import AsyncOmniClient, OmniClient, TextDelta
+from omni_python.client._leaving import LEAVE_S, new_key
+from omni_python.serve.triton_server import TritonServer
+from tests.e2e import metrics
+
+PIPELINE = "noop_forward"
+LONG = {"chunks": 200_000, "chunk_bytes": 8}
+
+
+class Stream:
+    """A stream of Triton's own client, on which any number of requests are made."""
+
+    def __init__(self, server: TritonServer) -> None:
+        self._client = tritonclient.grpc.InferenceServerClient(server.grpc_url)
+        self._told: queue.Queue[tuple[Any, InferenceServerException | None]] = queue.Queue()
+        self._client.start_stream(lambda result, error: self._told.put((result, error)))
+
+    def close(self) -> None:
+        self._client.stop_stream()
+        self._client.close()
+
+    def send(self, parameters: dict[str, str], **inputs: bytes | bool) -> None:
+        tensors = []
+        for name, value in inputs.items():
+            is_flag = isinstance(value, bool)
+            tensor = tritonclient.grpc.InferInput(name, [1], "BOOL" if is_flag else "BYTES")
+            tensor.set_data_from_numpy(np.array([value], np.bool_ if is_flag else np.object_))
+            tensors.append(tensor)
+        self._client.async_stream_infer(PIPELINE, tensors, parameters=parameters)
+
+    def next(self) -> str:
+        """Of the next response: "" or its error."""
+        _, error = self._told.get(timeout=30)
+        return "" if error is None else str(error.message())
+
+    def error(self) -> str:
+        """The next one, whatever comes before."""
+        while not (error := self.next()):
+            pass
+        return error
+
+
+@pytest.fixture
+def stream(noop_server: TritonServer) -> Iterator[Stream]:
+    metrics.wait_empty(noop_server, PIPELINE)
+    with closing(Stream(noop_server)) as opened:
+        yield opened
+
+
+def test_a_request_ends_at_once_and_says_so(noop_server: TritonServer, stream: Stream) -> None:
+    before, key = metrics.aborted(noop_server, PIPELINE), new_key()
+    stream.send({"cancel_key": key}, text_input=b"x", stream=True, sampling_parameters=json.dumps(LONG).encode())
+    assert stream.next() == ""
+    stream.send({}, cancel=key.encode())
+    assert stream.error() == "CANCELLED: the request was cancelled"
+    stream.send({}, cancel=key.encode())
+    assert stream.error() == "NOT_FOUND: cancel: no request that was sent with this cancel_key is running"
+    metrics.wait_left(noop_server, PIPELINE, before + 1)
+
+
+def test_nobody_ends_what_has_another_key_or_none(stream: Stream, noop_server: TritonServer) -> None:
+    before = metrics.aborted(noop_server, PIPELINE)
+    with OmniClient(noop_server.grpc_url, PIPELINE) as client:
+        events = client.stream("x", sampling={"chunks": 200, "chunk_bytes": 8, "delay": 0.005})
+        assert isinstance(next(events), TextDelta)
+        for key in (new_key().encode(), b"", b"\xff" * 20, b"x" * 100_000):
+            stream.send({}, cancel=key)
+            assert stream.error().startswith("NOT_FOUND")
+        assert len(list(events)) > 1
+    assert metrics.aborted(noop_server, PIPELINE) == before
+
+
+@pytest.mark.parametrize("key", ["", "short", "x" * 129])
+def test_a_key_that_could_be_guessed_is_refused(stream: Stream, key: str) -> None:
+    stream.send({"cancel_key": key}, text_input=b"x")
+    assert stream.error().startswith("INVALID_ARGUMENT: cancel_key: must be a string of 16 to 128 characters")
+
+
+def test_over_http(noop_server: TritonServer) -> None:
+    def post(end: str, body: dict[str, object]) -> Any:
+        url = f"http://{noop_server.http_url}/v2/models/{PIPELINE}/{end}"
+        return urllib.request.urlopen(urllib.request.Request(url, json.dumps(body).encode()), timeout=30)
+
+    metrics.wait_empty(noop_server, PIPELINE)
+    before, key = metrics.aborted(noop_server, PIPELINE), new_key()
+    with post("generate_stream", {"text_input": "x", "stream": True, "cancel_key": key, **LONG}) as reply:
+        assert reply.readline()
+        with post("generate", {"cancel": key}) as done:
+            assert done.status == 200
+        assert b"CANCELLED: the request was cancelled" in reply.read()
+    metrics.wait_left(noop_server, PIPELINE, before + 1)
+
+
+def test_leaving_at_the_last_moment_is_no_cancellation(noop_server: TritonServer) -> None:
+    """And closing the client then takes no time."""
+
+    async def ask() -> float:
+        async with AsyncOmniClient(noop_server.grpc_url, PIPELINE) as client:
+            events = client.stream("x", sampling={"chunks": 1, "chunk_bytes": 8})
+            assert [await anext(events), await anext(events)] == [TextDelta("x" * 8), TextDelta('{"chunks":1}')]
+            await asyncio.sleep(0.1)
+            await events.aclose()
+            return time.monotonic()
+
+    before = metrics.aborted(noop_server, PIPELINE)
+    left = asyncio.run(ask())
+    assert time.monotonic() - left < LEAVE_S / 2
+    with OmniClient(noop_server.grpc_url, PIPELINE) as client:
+        events = client.stream("x", sampling={"chunks": 1, "chunk_bytes": 8})
+        assert isinstance(next(events), TextDelta) and isinstance(next(events), TextDelta)
+        time.sleep(0.1)
+        events.close()
+        left = time.monotonic()
+    assert time.monotonic() - left < LEAVE_S / 2
+    metrics.wait_empty(noop_server, PIPELINE)
+    assert metrics.aborted(noop_server, PIPELINE) == before
+
+
+def test_a_request_that_is_left_before_it_has_answered(noop_server: TritonServer) -> None:
+    async def ask() -> None:
+        async with AsyncOmniClient(noop_server.grpc_url, "noop_line") as client:
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.3):
+                    async for _ in client.stream("x", sampling={"delay": 2.0}):
+                        pass
+
+    metrics.wait_empty(noop_server, "noop_line")
+    before = metrics.aborted(noop_server, "noop_line")
+    asyncio.run(ask())
+    metrics.wait_left(noop_server, "noop_line", before + 1)
+
+
+def test_a_server_that_says_nothing_is_left_after_a_while() -> None:
+    async def ask(port: int) -> float:
+        client = AsyncOmniClient(f"127.0.0.1:{port}", "noop_line")
+        task = asyncio.ensure_future(client.chat("x"))
+        await asyncio.sleep(0.3)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        start = time.monotonic()
+        await client.close()
+        return time.monotonic() - start
+
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        assert asyncio.run(ask(silent.getsockname()[1])) < 2 * LEAVE_S + 1
