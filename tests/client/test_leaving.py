@@ -17,7 +17,7 @@ import pytest
 import tritonclient.grpc
 from tritonclient.utils import InferenceServerException
 
-from omni_python.client import AsyncOmniClient, OmniClient, TextDelta
+from omni_python.client import AsyncOmniClient, InvalidRequest, OmniClient, TextDelta
 from omni_python.client._leaving import LEAVE_S, new_key
 from omni_python.serve.triton_server import TritonServer
 from tests.e2e import metrics
@@ -108,6 +108,30 @@ def test_over_http(noop_server: TritonServer) -> None:
             assert done.status == 200
         assert b"CANCELLED: the request was cancelled" in reply.read()
     metrics.wait_left(noop_server, PIPELINE, before + 1)
+
+
+def test_what_is_read_to_its_end_asks_nothing_more(noop_server: TritonServer) -> None:
+    """Nor does what ended with an error."""
+
+    async def ask() -> None:
+        async with AsyncOmniClient(noop_server.grpc_url, PIPELINE) as client:
+            assert (await client.chat("x")).text
+            with pytest.raises(InvalidRequest):
+                await client.chat()
+
+    def asked() -> float:
+        with urllib.request.urlopen(f"http://{noop_server.http_url}/v2/models/{PIPELINE}/stats", timeout=10) as reply:
+            return json.load(reply)["model_stats"][0]["inference_stats"]["success"]["count"]
+
+    metrics.wait_empty(noop_server, PIPELINE)
+    before = asked()
+    asyncio.run(ask())
+    with OmniClient(noop_server.grpc_url, PIPELINE) as client:
+        assert client.chat("x").text
+        with pytest.raises(InvalidRequest):
+            client.chat()
+    metrics.wait_empty(noop_server, PIPELINE)
+    assert asked() == before + 4
 
 
 def test_leaving_at_the_last_moment_is_no_cancellation(noop_server: TritonServer) -> None:

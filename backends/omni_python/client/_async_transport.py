@@ -124,7 +124,7 @@ class AsyncTransport:
             raise ended or _protocol.failure(error, self.url, answered, await self._is_alive()) from None
         finally:
             watching.cancel()
-            if reading is not None or not call.done():
+            if not call.done():
                 self._leaving.leave(call, model, key, reading)
 
     async def _watch(self, watched: Watched) -> None:
