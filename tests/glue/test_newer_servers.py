@@ -307,7 +307,7 @@ def test_a_dead_process_is_loaded_again(server: Server, monkeypatch: pytest.Monk
     with glue_on(module):
         recovery = importlib.import_module("omni_python.glue.recovery")
         repository = importlib.import_module("omni_python.glue.repository")
-        monkeypatch.setattr(repository, "_http_address", lambda command: None)  # a server without an HTTP port
+        monkeypatch.setattr(repository, "_http_address", lambda: None)  # a server without an HTTP port
         for what in ("load_model", "unload_model"):
             monkeypatch.setattr(module, what, _noting(told, what, getattr(module, what)))
         reloader = recovery.ModelReloader(

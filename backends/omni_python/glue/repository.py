@@ -53,7 +53,7 @@ def is_loaded(model: str) -> bool:
 
 def _ask(model: str, what: str, body: dict[str, object]) -> bool:
     """Whether the server did it; False where its HTTP port is not to be had. Raises RuntimeError where it refused."""
-    address = _http_address(Path(f"/proc/{server_pid()}/cmdline").read_bytes().decode(errors="replace").split("\0"))
+    address = _http_address()
     if address is None:
         return False
     connection = http.client.HTTPConnection(*address, timeout=TIMEOUT)
@@ -77,8 +77,9 @@ def _ask(model: str, what: str, body: dict[str, object]) -> bool:
     return True
 
 
-def _http_address(command: list[str]) -> tuple[str, int] | None:
-    """Host and port of the HTTP service of a tritonserver with this command line; None where it has none."""
+def _http_address() -> tuple[str, int] | None:
+    """Host and port of the server's HTTP service, by its command line; None where it has none."""
+    command = Path(f"/proc/{server_pid()}/cmdline").read_text(errors="replace").split("\0")
     options: dict[str, str] = {}
     for word, following in zip(command, [*command[1:], ""], strict=True):
         name, equals, value = word.partition("=")
