@@ -6,6 +6,8 @@ import asyncio
 import json
 import queue
 import socket
+import subprocess
+import sys
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -171,6 +173,36 @@ def test_a_request_that_is_left_before_it_has_answered(noop_server: TritonServer
     before = metrics.aborted(noop_server, "noop_line")
     asyncio.run(ask())
     metrics.wait_left(noop_server, "noop_line", before + 1)
+
+
+WITH_A_LOOP = """
+import asyncio, sys
+from omni_python.client import AsyncOmniClient
+async def main():
+    global events
+    client = AsyncOmniClient(sys.argv[1], sys.argv[2])
+    events = client.stream("x", sampling={"chunks": 200_000, "chunk_bytes": 8})
+    await anext(events)
+asyncio.run(main())
+"""
+LEFT_BY_BREAK = WITH_A_LOOP.replace("await anext(events)", "async for _ in events: break")
+WITHOUT = """
+import sys
+from omni_python.client import OmniClient
+client = OmniClient(sys.argv[1], sys.argv[2])
+events = client.stream("x", sampling={"chunks": 200_000, "chunk_bytes": 8})
+next(events)
+"""
+
+
+@pytest.mark.parametrize("program", [WITHOUT, WITH_A_LOOP, LEFT_BY_BREAK], ids=["blocking", "loop", "break"])
+def test_a_program_that_closes_nothing_ends_as_usual(noop_server: TritonServer, program: str) -> None:
+    metrics.wait_empty(noop_server, PIPELINE)
+    before = metrics.aborted(noop_server, PIPELINE)
+    command = [sys.executable, "-c", program, noop_server.grpc_url, PIPELINE]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
+    metrics.wait_left(noop_server, PIPELINE, before + 1)
 
 
 def test_a_server_that_says_nothing_is_left_after_a_while() -> None:

@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
+import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
 import grpc
@@ -40,6 +41,9 @@ class Leaving:
 
     def leave(self, call: Any, model: str, key: str) -> None:
         """End, in the background, the request of a call that nobody reads any more."""
+        if sys.is_finalizing():  # no thread starts any more; to wait for one would be for ever
+            call.cancel()
+            return
         thread = threading.Thread(target=self._leave, args=(call, model, key), name="omni-client-leave", daemon=True)
         self._threads.add(thread)
         thread.start()
@@ -73,6 +77,10 @@ class AsyncLeaving:
 
     def leave(self, call: Any, model: str, key: str, reading: asyncio.Future[Any] | None) -> None:
         """`reading` is the read of the call that was not waited for."""
+        # asyncio says in no other way that the loop is about to close; a task would not come to its end then.
+        if getattr(asyncio.get_running_loop(), "_asyncgens_shutdown_called", False):
+            call.cancel()
+            return
         task = asyncio.ensure_future(self._leave(call, model, key, reading))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -83,18 +91,35 @@ class AsyncLeaving:
             await asyncio.wait(self._tasks)
 
     async def _leave(self, call: Any, model: str, key: str, reading: asyncio.Future[Any] | None) -> None:
+        holding = _hold_loop(asyncio.current_task())
+        await anext(holding)
         draining = asyncio.ensure_future(_drain_async(call, reading))
         try:
             async with asyncio.timeout(LEAVE_S):
                 while not draining.done():
                     asked = self._stub.ModelStreamInfer(*_cancellation(model, key), timeout=LEAVE_S)
-                    _check([reply async for reply in asked])
+                    replies = []
+                    while (reply := await asked.read()) is not grpc.aio.EOF:  # no generator: the loop may be closing
+                        replies.append(reply)
+                    _check(replies)
                     await asyncio.wait((draining,), timeout=RETRY_S)
         except (grpc.RpcError, _Refused, TimeoutError):
             pass
         finally:
             call.cancel()
             draining.cancel()
+
+
+async def _hold_loop(task: asyncio.Task[None] | None) -> AsyncGenerator[None, None]:
+    """Keep the loop, which ends its generators before it closes, from closing before the task is over. It may never be:
+    gRPC has tasks of its own, which a loop that is about to close has cancelled by then."""
+    try:
+        yield
+    finally:
+        if task is not None and not task.done():
+            await asyncio.wait((task,), timeout=RETRY_S)
+            task.cancel()
+            await asyncio.wait((task,))
 
 
 def _drain(call: Any, drained: threading.Event) -> None:
