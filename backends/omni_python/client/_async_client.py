@@ -49,7 +49,8 @@ class AsyncOmniClient:
         await self.close()
 
     async def close(self) -> None:
-        """Close the connection; requests that still run are cancelled."""
+        """Close the connection; requests that still run are cancelled. Waits, for two seconds at most, until those that
+        were left have ended."""
         await self._transport.close()
 
     def of(self, pipeline: str) -> AsyncOmniClient:

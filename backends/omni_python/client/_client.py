@@ -60,7 +60,8 @@ class OmniClient:
         self.close()
 
     def close(self) -> None:
-        """Close the connection; requests that still run are cancelled."""
+        """Close the connection; requests that still run are cancelled. Waits, for two seconds at most, until those that
+        were left have ended."""
         self._transport.close()
 
     def is_ready(self) -> bool:
