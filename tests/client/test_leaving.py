@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import queue
+import signal
 import socket
 import subprocess
 import sys
@@ -202,6 +203,30 @@ def test_a_program_that_closes_nothing_ends_as_usual(noop_server: TritonServer, 
     command = [sys.executable, "-c", program, noop_server.grpc_url, PIPELINE]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
+    metrics.wait_left(noop_server, PIPELINE, before + 1)
+
+
+READING = """
+import sys
+from omni_python.client import OmniClient
+with OmniClient(sys.argv[1], sys.argv[2]) as client:
+    try:
+        for event in client.stream("x", sampling={"chunks": 200_000, "chunk_bytes": 8}):
+            print("reading", flush=True)
+    except KeyboardInterrupt:
+        print("interrupted")
+"""
+
+
+def test_a_read_that_is_interrupted(noop_server: TritonServer) -> None:
+    metrics.wait_empty(noop_server, PIPELINE)
+    before = metrics.aborted(noop_server, PIPELINE)
+    command = [sys.executable, "-c", READING, noop_server.grpc_url, PIPELINE]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as reader:
+        assert reader.stdout is not None and reader.stdout.readline() == "reading\n"
+        reader.send_signal(signal.SIGINT)
+        said, errors = reader.communicate(timeout=60)
+    assert (reader.returncode, said.splitlines()[-1], errors) == (0, "interrupted", "")
     metrics.wait_left(noop_server, PIPELINE, before + 1)
 
 

@@ -40,7 +40,7 @@ class Leaving:
         self._threads: set[threading.Thread] = set()
 
     def leave(self, call: Any, model: str, key: str) -> None:
-        """End, in the background, the request of a call that nobody reads any more."""
+        """End, in the background, the request of a call that nobody reads any more, and of which no read is open."""
         if sys.is_finalizing():  # no thread starts any more; to wait for one would be for ever
             call.cancel()
             return
@@ -123,10 +123,13 @@ async def _hold_loop(task: asyncio.Task[None] | None) -> AsyncGenerator[None, No
 
 
 def _drain(call: Any, drained: threading.Event) -> None:
-    with contextlib.suppress(grpc.RpcError):
+    try:
         for _ in call:
             pass
-    drained.set()
+    except grpc.RpcError:
+        pass
+    finally:
+        drained.set()
 
 
 async def _drain_async(call: Any, reading: asyncio.Future[Any] | None) -> None:

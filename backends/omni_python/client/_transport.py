@@ -109,10 +109,15 @@ class Transport:
         except grpc.RpcError as error:
             ended = _protocol.ended_here(error, watched, limit)
             raise ended or _protocol.failure(error, self.url, answered, self._is_alive()) from None
-        finally:
-            self._watcher.forget(watched)
+        except GeneratorExit:
             if call.is_active():
                 self._leaving.leave(call, model, key)
+            raise
+        except BaseException:  # Ctrl-C: a read that was interrupted keeps others from reading on
+            call.cancel()
+            raise
+        finally:
+            self._watcher.forget(watched)
 
     def _look(self, model: str) -> Look:
         asked = time.monotonic()
