@@ -51,7 +51,9 @@ def read(reports: Sequence[Path]) -> list[Round]:
 def table(rounds: Sequence[Round]) -> str:
     """How requests ended, and how soon there was service again, by what was done to which process."""
     ends = sum((Counter(done.ends) for done in rounds), Counter())
-    lines = [f"{len(rounds)} rounds, {ends.total()} requests: " + ", ".join(f"{n} {end}" for end, n in ends.items())]
+    lines = [
+        f"{len(rounds)} rounds, {ends.total()} requests: " + ", ".join(f"{n} {end}" for end, n in sorted(ends.items()))
+    ]
     lines += [f"seeds {', '.join(str(seed) for seed in dict.fromkeys(done.seed for done in rounds))}"]
     lines += [f"longest request {max(done.longest_s for done in rounds):.1f} s"]
     lines += [f"deaths of the server that nobody caused: {sum(done.other_deaths for done in rounds)}"]
