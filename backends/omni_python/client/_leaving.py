@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
-import sys
 import threading
 import time
 from collections.abc import AsyncGenerator, Sequence
@@ -41,9 +40,6 @@ class Leaving:
 
     def leave(self, call: Any, model: str, key: str) -> None:
         """End, in the background, the request of a call that nobody reads any more, and of which no read is open."""
-        if sys.is_finalizing():  # no thread starts any more; to wait for one would be for ever
-            call.cancel()
-            return
         thread = threading.Thread(target=self._leave, args=(call, model, key), name="omni-client-leave", daemon=True)
         self._threads.add(thread)
         thread.start()

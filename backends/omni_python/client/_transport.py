@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import time
+import weakref
 from collections.abc import Generator, Iterator, Mapping
 
 import grpc
@@ -25,6 +27,7 @@ class Transport:
         self.url = url
         self._shared_memory = shared_memory
         self._channel = grpc.insecure_channel(url, options=_protocol.channel_options(url))
+        weakref.finalize(self, self._channel.close)  # at the program's end, too, while its threads still run
         self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
         self._watcher = Watcher(self._look)
         self._leaving = Leaving(self._stub)
@@ -110,14 +113,15 @@ class Transport:
             ended = _protocol.ended_here(error, watched, limit)
             raise ended or _protocol.failure(error, self.url, answered, self._is_alive()) from None
         except GeneratorExit:
-            if call.is_active():
+            if not sys.is_finalizing() and call.is_active():
                 self._leaving.leave(call, model, key)
             raise
         except BaseException:  # Ctrl-C: a read that was interrupted keeps others from reading on
             call.cancel()
             raise
         finally:
-            self._watcher.forget(watched)
+            if not sys.is_finalizing():  # other threads stand still, with the locks that they have
+                self._watcher.forget(watched)
 
     def _look(self, model: str) -> Look:
         asked = time.monotonic()
