@@ -6,8 +6,8 @@ Prints the memory of every process (this one, the client, among them), what the 
 descriptors and threads: as they were after warming up (a quarter of the requests, or 200 of them, or half where they
 are fewer than 400), at the end, and how they rose in between, per thousand requests. The exit status is 1 where a
 process or /dev/shm grew by more than `--allow-mb` MiB, where descriptors or threads grew by more than a tenth, where
-anything is still held at the end, where a request failed that was not cancelled, or where none ended as aborted
-although some were cancelled.
+anything is still held at the end, where a request failed that was not cancelled, where none ended as aborted although
+some were cancelled, or where the server ended by itself (why, its log tells).
 
 On a CPU, oneDNN compiles a convolution's kernel for every new shape and keeps the last 1,024 of them. Vocoder windows
 come in more shapes than that, so by default that cache grows for thousands of requests, by 60 MiB in the tiny model's

@@ -25,7 +25,7 @@ def ptrace(request: int, thread: int, data: int = 0) -> None:
     arguments = (ctypes.c_long(request), ctypes.c_long(thread), ctypes.c_void_p(0), ctypes.c_void_p(data))
     if libc.ptrace(*arguments):
         number = ctypes.get_errno()
-        pytest.skip(f"this system lets nobody trace a process: {os.strerror(number)}")
+        pytest.skip(f"nobody may trace a process here ({os.strerror(number)}); it runs where root may")
 
 
 def stop_in_handler(pid: int) -> int:

@@ -55,7 +55,7 @@ class Leaving:
         threading.Thread(target=_drain, args=(call, drained), name="omni-client-drain", daemon=True).start()
         try:
             while not drained.is_set() and time.monotonic() < end:
-                _check(list(self._stub.ModelStreamInfer(*_cancellation(model, key), timeout=LEAVE_S)))
+                _check(list(_ask(self._stub, model, key)))
                 drained.wait(RETRY_S)
         except (grpc.RpcError, _Refused, ValueError):  # a ValueError where the channel was closed
             pass
@@ -93,7 +93,7 @@ class AsyncLeaving:
         try:
             async with asyncio.timeout(LEAVE_S):
                 while not draining.done():
-                    asked = self._stub.ModelStreamInfer(*_cancellation(model, key), timeout=LEAVE_S)
+                    asked = _ask(self._stub, model, key)
                     replies = []
                     while (reply := await asked.read()) is not grpc.aio.EOF:  # no generator: the loop may be closing
                         replies.append(reply)
@@ -138,8 +138,9 @@ class _Refused(Exception):
     """This server cannot cancel requests, or the orchestrator is gone."""
 
 
-def _cancellation(model: str, key: str) -> tuple[Any]:
-    return (iter((_protocol.cancel_request(model, key),)),)
+def _ask(stub: Any, model: str, key: str) -> Any:
+    """The call that asks for the request's end."""
+    return stub.ModelStreamInfer(iter((_protocol.cancel_request(model, key),)), timeout=LEAVE_S)
 
 
 def _check(replies: Sequence[Any]) -> None:

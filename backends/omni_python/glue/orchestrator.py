@@ -73,11 +73,11 @@ class Orchestrator:
                 self._describe(sender, bool(describe.as_numpy().all()))
                 continue
             if (trace_id := inputs.get("trace_id")) is not None:
-                name = b"".join(trace_id.as_numpy().flat).decode(errors="replace")
+                name = _text(trace_id)
                 threading.Thread(target=self._tell_trace, args=(sender, name), name="omni-trace", daemon=True).start()
                 continue
             if (key := inputs.get("cancel")) is not None:
-                self._cancel(sender, b"".join(key.as_numpy().flat).decode(errors="replace"))
+                self._cancel(sender, _text(key))
                 continue
             try:
                 # Under load its deadline may have passed in Triton's own queue. To ask is slow, and else done later.
@@ -154,3 +154,8 @@ class Orchestrator:
         self._metrics.stop()
         self._reloader.stop()
         self._coordinator.stop()
+
+
+def _text(tensor: Any) -> str:
+    """Of an input that stands alone."""
+    return b"".join(tensor.as_numpy().flat).decode(errors="replace")
