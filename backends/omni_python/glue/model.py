@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from omni_python.config.numpy_support import numpy_refusal
+from omni_python.control.inherited import close_inherited_sockets
 from omni_python.control.parent import end_with_server
 from omni_python.control.privacy import hide_mapped_regions
 from omni_python.glue.context import read_context
@@ -42,6 +43,7 @@ def create_model(args: dict[str, str]) -> Model:
         raise OmniError(refusal)
     hide_mapped_regions()
     end_with_server()
+    close_inherited_sockets()
     context = read_context(args)
     if context.is_keeper:
         return KeeperModel(context)
