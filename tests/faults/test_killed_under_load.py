@@ -96,6 +96,8 @@ def test_every_request_ends_and_the_service_comes_back(serving: Serving, capsys:
     more = leaked(serving, baseline)
     say(capsys, table(rounds))
     say(capsys, f"left behind: {more or 'nothing'}; load average {os.getloadavg()[0]:.1f}")
+    if more:
+        say(capsys, "\n".join(serving.details()))
     assert any(done.ends.get("equal") for done in rounds), "no request ever succeeded"
     assert not [str(done) for done in rounds if done.back_s > BACK_S]
     assert not more
