@@ -92,7 +92,8 @@ def test_spread() -> None:
 
 
 def test_stubs_are_called_by_their_model() -> None:
-    stub = ["/x/python/triton_python_backend_stub", "/models/qwen3_omni_front/1/model.py", "region", "1048576"]
+    stub = ["/x/python/triton_python_backend_stub", "/models/qwen3_omni_front/1/model.py", "region"]
+    stub += ["1048576", "1048576", "17", "/x/python", "336", "qwen3_omni_front_0_0", "/x/omni_python"]
     assert process_name(stub) == "qwen3_omni_front"
     assert process_name(["/opt/tritonserver/bin/tritonserver", "--id=x"]) == "tritonserver"
     assert process_name([]) == "?"

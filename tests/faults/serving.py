@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import resource
 import signal
 import socket
@@ -18,6 +19,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
+
+from omni_python.control.stub_command import StubCommand
 
 
 def lasting_ports(count: int) -> list[int]:
@@ -153,6 +156,19 @@ class Serving:
         orphans = Counter(map(str, self.orphans()))
         return {"fds": fds, "threads": threads, "places": places, "orphans": orphans}
 
+    def details(self) -> list[str]:
+        """What `held` counts, by name: a line for each process, for the places and for the orphans."""
+        lines = [f"regions {sorted(path.name for path in Path('/dev/shm').glob(f'omni_{self.process.pid}_*'))}"]
+        lines += [f"{folder.name} {sorted(path.name for path in folder.iterdir())}" for folder in self.directories()]
+        lines += [f"orphan {pid} {' '.join(psutil.Process(pid).cmdline())}" for pid in self.orphans()]
+        for process in self.family():
+            with suppress(psutil.NoSuchProcess, OSError):
+                here = Path(f"/proc/{process.pid}")
+                opened = Counter(re.sub(r"\d+", "N", os.readlink(path)) for path in (here / "fd").iterdir())
+                threads = Counter(path.read_text().strip() for path in here.glob("task/*/comm"))
+                lines.append(f"{name_of(process)} ({process.pid}): {dict(opened)} {dict(threads)}")
+        return lines
+
     def directories(self) -> list[Path]:
         """Socket directories of this server and of those that it had before."""
         base = Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir())
@@ -163,10 +179,8 @@ class Serving:
 
 def name_of(process: psutil.Process) -> str:
     """The model of a stub, else the program's name."""
-    for argument in process.cmdline():
-        if argument.endswith("/1/model.py"):
-            return argument.split("/")[-3]
-    return process.name()
+    stub = StubCommand.parse(process.cmdline())
+    return process.name() if stub is None else stub.model
 
 
 def _group_of(pid: int) -> int:

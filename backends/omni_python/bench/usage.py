@@ -17,9 +17,10 @@ import numpy as np
 import psutil
 import pynvml
 
+from omni_python.control.stub_command import StubCommand
+
 PERIOD_S = 0.5
 GENERATOR = "load generator"
-_STUB = "triton_python_backend_stub"
 _ENDED = "?"
 
 
@@ -59,10 +60,8 @@ def process_name(command: Sequence[str]) -> str:
     ended do not tell."""
     if not command:
         return _ENDED
-    program = Path(command[0]).name
-    if program == _STUB and len(command) > 1:
-        return Path(command[1]).parent.parent.name  # <repository>/<model>/<version>/model.py
-    return program
+    stub = StubCommand.parse(command)
+    return Path(command[0]).name if stub is None else stub.model
 
 
 class UsageSampler:

@@ -6,15 +6,12 @@ import os
 import select
 import signal
 import threading
-from pathlib import Path
 
+from omni_python.control.stub_command import StubCommand
 from omni_python.proto.errors import OmniError
 
 GRACE = 5
 """Seconds for this process to notice by itself that its server is gone, and to end as it likes."""
-
-_SERVER = 5
-"""The word on a stub's command line that is its server's process id: behind program, model, region and two sizes."""
 
 
 def server_pid() -> int:
@@ -22,10 +19,12 @@ def server_pid() -> int:
 
     Raises `OmniError` where that is gone: the parent of this process is then whoever takes in orphans.
     """
-    words = Path("/proc/self/cmdline").read_bytes().split(b"\0")
-    if words[_SERVER] != b"%d" % os.getppid():
-        raise OmniError(f"the server that started this process, {os.fsdecode(words[_SERVER])}, is gone")
-    return os.getppid()
+    command = StubCommand.of(os.getpid())
+    if command is None:
+        raise OmniError("no tritonserver started this process")
+    if command.server_pid != os.getppid():
+        raise OmniError(f"the server that started this process, {command.server_pid}, is gone")
+    return command.server_pid
 
 
 def end_with_server() -> None:

@@ -4,29 +4,26 @@ the old one."""
 from __future__ import annotations
 
 import os
-from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 from omni_python.control.proc_stat import process_stat
-
-_REGION = 2
-"""The word on a stub's command line that is its own: its shared memory. The others name model, instance and server."""
+from omni_python.control.stub_command import StubCommand
 
 
 def predecessors() -> list[int]:
     """The ids of older processes that run the same instance of the same model for the same server."""
-    me, found = process_stat(os.getpid()), []
-    assert me is not None
-    instance = _instance("self")
+    me, instance, found = process_stat(os.getpid()), _instance(os.getpid()), []
+    assert me is not None and instance is not None
     for path in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):
-            if _instance(path.name) == instance:
-                other = process_stat(int(path.name))
-                if other is not None and other.is_running and other.start_ticks < me.start_ticks:
-                    found.append(int(path.name))
+        if _instance(pid := int(path.name)) == instance:
+            other = process_stat(pid)
+            if other is not None and other.is_running and other.start_ticks < me.start_ticks:
+                found.append(pid)
     return found
 
 
-def _instance(process: str) -> list[bytes]:
-    words = Path(f"/proc/{process}/cmdline").read_bytes().split(b"\0")
-    return words[:_REGION] + words[_REGION + 1 :]
+def _instance(pid: int) -> StubCommand | None:
+    """What of a stub's command line is not its process's own."""
+    command = StubCommand.of(pid)
+    return command and replace(command, region="")

@@ -9,11 +9,11 @@ backend). A server then never becomes ready; a model that is loaded again is nev
 from __future__ import annotations
 
 import platform
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from omni_python.control.proc_stat import is_running
+from omni_python.control.stub_command import StubCommand
 from omni_python.serve.server_threads import ServerThreads
 
 PATIENCE = 8.0
@@ -42,17 +42,9 @@ class GivenUpStubs:
 
     def look(self, now: float) -> list[Stub]:
         """Those that Triton has waited for through `PATIENCE` seconds; see `ServerThreads.look`."""
-        return [Stub(pid, _instance_name(pid)) for pid in self._threads.look(now)]
+        commands = {pid: StubCommand.of(pid) for pid in self._threads.look(now)}
+        return [Stub(pid, command.instance if command else f"process {pid}") for pid, command in commands.items()]
 
     def _waits_for(self, thread: Path) -> int | None:
         call, *arguments = (thread / "syscall").read_text().split()
         return pid if call == self._wait4 and is_running(pid := int(arguments[0], 16)) else None
-
-
-def _instance_name(pid: int) -> str:
-    """From a stub's command line: program, model, region, two sizes, parent, backend, handle, instance, folder."""
-    with suppress(OSError):
-        words = Path(f"/proc/{pid}/cmdline").read_text(errors="replace").split("\0")
-        if len(words) > 8:
-            return words[8]
-    return f"process {pid}"

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
+from omni_python.control.stub_command import StubCommand
 from omni_python.serve.server_options import SHARED_MEMORY
 
 # As `ServerOptions` names servers: the launcher's pid, and a random part. Regions of stubs go on after that.
@@ -34,10 +35,9 @@ def end_leftover_stubs() -> list[str]:
     """
     stubs: dict[str, tuple[int, str]] = {}  # by region
     for process in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):
-            words = (process / "cmdline").read_text(errors="replace").split("\0")
-            if words[0].endswith("/triton_python_backend_stub") and len(words) > 2 and _is_mine(process):
-                stubs[words[2]] = (int(process.name), words[1])  # after the program: its model, its region
+        command = StubCommand.of(int(process.name))
+        if command is not None and _is_mine(process):
+            stubs[command.region] = (int(process.name), str(command.model_file))
     ended = []
     for region in _of_gone_servers(stubs):
         pid, model = stubs[region]
