@@ -52,9 +52,8 @@ PATIENCE = 120.0
 MANY = 10_000
 SPEECH = "qwen3_omni_speech"
 VICTIMS = ("qwen3_omni_front", "qwen3_omni_thinker", SPEECH, ORCHESTRATOR, SERVER)
-SPARE = {"fds": 40, "threads": 8, "places": 0, "orphans": 0}
-"""A process may have this many more than a fresh one. A stub that is started later inherits the descriptors of the
-connections that its server has then."""
+SPARE = {"fds": 12, "threads": 8, "places": 0, "orphans": 0}
+"""A process may have this many more than a fresh one: connections that its peers keep open for the next message."""
 
 LEFT_BY_TRITON = {"fds": 8, "threads": 40, "places": 1, "orphans": 0}
 """What 24.10 keeps of each orchestrator that died with requests, until it ends: 32 pool threads and a region."""
