@@ -85,6 +85,7 @@ def test_every_request_ends_and_the_service_comes_back(serving: Serving, capsys:
     rng = random.Random(SEED)
     baseline = serving.held()
     rounds: list[Round] = []
+    left: list[str] = []
     say(capsys, f"seed {SEED}, load average {os.getloadavg()[0]:.1f}")
     for number, (victim, hit_by) in enumerate(plan(rng), 1):
         rounds.append(one_round(serving, victim, hit_by, rng))
@@ -92,14 +93,14 @@ def test_every_request_ends_and_the_service_comes_back(serving: Serving, capsys:
         if REPORT:
             with Path(REPORT).open("ab") as report:
                 report.write(msgspec.json.encode(rounds[-1]) + b"\n")
-    more = leaked(serving, baseline)
+        if more := leaked(serving, baseline):
+            left.append(f"after round {number}: {more}")
+            say(capsys, "\n".join([f"left behind {left[-1]}", *serving.details()]))
     say(capsys, table(rounds))
-    say(capsys, f"left behind: {more or 'nothing'}; load average {os.getloadavg()[0]:.1f}")
-    if more:
-        say(capsys, "\n".join(serving.details()))
+    say(capsys, f"left behind: {len(left) or 'nothing'}; load average {os.getloadavg()[0]:.1f}")
     assert any(done.ends.get("equal") for done in rounds), "no request ever succeeded"
     assert not [str(done) for done in rounds if done.back_s > BACK_S]
-    assert not more
+    assert not left
 
 
 def one_round(serving: Serving, victim: str, hit_by: signal.Signals, rng: random.Random) -> Round:
