@@ -24,7 +24,7 @@ from tests.faults.serving import lasting_ports
         (["serve", "--drain-seconds", "nan"], "--drain-seconds: must be 0 or more, not nan"),
         (["serve", "--max-deaths=-1"], "--max-deaths: must be 0 or more, not -1"),
         (["quickstart", "--model-repository", "docker"], "there is no pipeline qwen3_omni in docker; omni compile"),
-        (["quickstart", "--model-path", "/none"], "--model-path: there is no folder /none; omni checkpoint makes"),
+        (["quickstart", "--model-path", "/none"], "--model-path: there is no folder /none; `omni checkpoint` makes"),
         (["serve", "--http-port=0", "--grpc-port=0", "--model-repository=none"], "there is no model repository at "),
     ],
 )
@@ -42,7 +42,7 @@ def test_a_server_that_cannot_start_names_the_checkpoint_that_it_lacks(
     ports = ["--http-port=0", "--grpc-port=0", "--metrics-port=0"]
     assert main(["serve", f"--model-repository={tmp_path}/repository", *ports, "--", "--log-info=maybe"]) == 1
     told = capfd.readouterr().err.splitlines()[-1]
-    assert told.startswith(f"omni serve: the checkpoint of lost is not there: {tmp_path}/nowhere; omni checkpoint")
+    assert told.startswith(f"omni serve: the checkpoint of lost is not there: {tmp_path}/nowhere; `omni checkpoint`")
 
 
 def test_a_port_in_use_is_named(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

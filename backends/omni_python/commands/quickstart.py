@@ -57,7 +57,9 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         help="another pipeline than %(default)s; it needs --model-path",
     )
     parser.add_argument(
-        "--model-path", metavar="DIR", help="another checkpoint, a folder or a hub id (default: the repository's own)"
+        "--model-path",
+        metavar="PATH",
+        help="another checkpoint: a folder, or an id that Hugging Face's cache holds (default: the repository's own)",
     )
     parser.add_argument("--once", action="store_true", help="stop after the answer")
     parser.add_argument("--json", action="store_true", help="with --once: print the answer as one JSON object, alone")
@@ -103,15 +105,18 @@ def run(args: argparse.Namespace) -> int:
 
 def compile_for(pipeline: str, model_path: str, declared: Path, repository: Path) -> None:
     """Write into `repository` a pipeline with a checkpoint, a folder or a hub id: as `declared` has it, if it does, or
-    as the package does. Raises `ServerSetupError` for what can only be a folder, and is none."""
+    as the package does. Raises `ServerSetupError` where the checkpoint is not there."""
     from omni_python.config.compile import compile_pipeline
     from omni_python.config.files import config_class, load_pipeline
+    from omni_python.config.model_hub import cached_model, how_to_get, is_hub_id
 
     folder = Path(model_path).expanduser()
     if folder.is_dir():
         model_path = str(folder.resolve())
     elif model_path.startswith(("/", "./", "../", "~")):
-        raise ServerSetupError(f"--model-path: there is no folder {folder}; omni checkpoint makes a tiny one")
+        raise ServerSetupError(f"--model-path: there is no folder {folder}; {how_to_get(model_path)}")
+    elif is_hub_id(model_path) and cached_model(model_path) is None:
+        raise ServerSetupError(f"--model-path: {model_path} is not there; {how_to_get(model_path)}")
     file = declared / pipeline / "1" / "pipeline.yaml"
     if file.exists():
         config = load_pipeline(file).changed(name=pipeline, model_path=model_path)

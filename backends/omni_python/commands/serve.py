@@ -179,12 +179,13 @@ def _serve(args: argparse.Namespace, options: ServerOptions, pipelines: Sequence
 
 def _missing_checkpoints(repository: Path, pipelines: Sequence[PipelineConfig]) -> Iterator[str]:
     """What is most often wrong with a repository whose models cannot be loaded."""
+    from omni_python.config.model_hub import how_to_get, is_hub_id
     from omni_python.config.resolve import resolved_model_path
 
     for pipeline in pipelines:
-        path = Path(resolved_model_path(pipeline, repository))
-        if path.is_absolute() and not path.exists():
-            yield f"the checkpoint of {pipeline.resolved_name} is not there: {path}; omni checkpoint makes a tiny one"
+        path = resolved_model_path(pipeline, repository)
+        if is_hub_id(path) or (Path(path).is_absolute() and not Path(path).exists()):
+            yield f"the checkpoint of {pipeline.resolved_name} is not there: {path}; {how_to_get(path)}"
 
 
 def _openai_server(options: ServerOptions, port: int) -> HttpServer:

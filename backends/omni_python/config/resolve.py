@@ -12,6 +12,7 @@ from typing import Any
 from omni_python.config.argument_types import type_hints, type_problems
 from omni_python.config.errors import ConfigError, Problem, config_error, did_you_mean, listed
 from omni_python.config.memory import MEMORY_FRACTION
+from omni_python.config.model_hub import cached_model, is_hub_id
 from omni_python.config.placement import stage_arguments
 from omni_python.config.schema import PipelineConfig, StageConfig
 
@@ -150,7 +151,8 @@ def apply_env_defaults(config: PipelineConfig) -> None:
 
 
 def resolved_model_path(config: PipelineConfig, repository: Path) -> str:
-    """Where the checkpoint is: an absolute path, or a Hugging Face id unchanged.
+    """Where the checkpoint is: an absolute path. An id of a model that Hugging Face's cache lacks is left as it is, as
+    is anything else that can be neither: pipelines without a checkpoint have a word there.
 
     A relative path counts from the model repository's folder, so that a repository can be moved. What begins with
     "./" or "../" always is such a path; anything else is one if it exists there, and a Hugging Face id if not.
@@ -161,4 +163,5 @@ def resolved_model_path(config: PipelineConfig, repository: Path) -> str:
     local = repository / path
     if config.model_path.startswith(("./", "../")) or local.exists():
         return str(local.resolve())
-    return config.model_path
+    found = cached_model(config.model_path) if is_hub_id(config.model_path) else None
+    return found or config.model_path

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
+from omni_python.config.model_hub import how_to_get
 from omni_python.proto.errors import OmniError
 
 
@@ -88,9 +89,7 @@ def checkpoint_hash(directory: str | Path) -> str:
 def _directory(directory: str | Path) -> Path:
     path = Path(directory)
     if not path.is_dir():
-        raise CheckpointError(
-            f"checkpoint directory {str(directory)!r} does not exist; make a tiny one with `omni checkpoint`"
-        )
+        raise CheckpointError(f"checkpoint {str(directory)!r} is not there; {how_to_get(str(directory))}")
     return path
 
 
