@@ -30,6 +30,22 @@ def test_compile_a_class(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert config.runtime_overrides == {"thinker": {"max_batch": 2, "note": ["a", 1]}}
 
 
+def test_compile_for_gpus(tmp_path: Path) -> None:
+    """Those that declare a share of a GPU go where a number without a stage says; later settings are on top."""
+    shares = ["--set=encoder.total_gpu_memory_fraction=0.1", "--set=talker.total_gpu_memory_fraction=0.3"]
+    main(["compile", CLASS, "--model-path=m", "--name=speech", "--output", str(tmp_path), *shares])
+    file = tmp_path / "speech/1/pipeline.yaml"
+
+    def placed(*settings: str) -> dict[str, object]:
+        assert main(["compile", str(file), "--output", str(tmp_path), *(f"--gpu={text}" for text in settings)]) == 0
+        return {stage.name: stage.gpu for stage in load_pipeline(file).stages}
+
+    before = placed()
+    assert placed("2", "talker=[3]", "vocoder=3") == {**before, "encoder": 2, "talker": [3], "vocoder": 3}
+    expected = {**before, "encoder": None, "talker": 1, "vocoder": 1, "thinker": 3}
+    assert placed("thinker=3", "1", "vocoder=1", "encoder=null") == expected
+
+
 def test_compile_a_file_again_with_changes(tmp_path: Path) -> None:
     main(
         [
@@ -64,6 +80,11 @@ def test_compile_a_file_again_with_changes(tmp_path: Path) -> None:
         ([CLASS, "--model-path", "m", "--set", "thinker.a.b=2"], "must look like STAGE.KEY=VALUE"),
         ([CLASS, "--model-path", "m", "--set", "thinker.a=["], "is not a YAML value"),
         ([CLASS, "--model-path", "m", "--set", "thinkr.a=1"], "did you mean 'thinker'?"),
+        ([CLASS, "--model-path", "m", "--gpu", "thinkr=1"], "did you mean 'thinker'?"),
+        ([CLASS, "--model-path", "m", "--gpu", "=1"], "there is no stage ''"),
+        ([CLASS, "--model-path", "m", "--gpu", "thinker=a"], "'a' must be a GPU's number, a list of numbers"),
+        ([CLASS, "--model-path", "m", "--gpu", "thinker=[a]"], "stages.thinker.gpu: must be a GPU's number"),
+        ([CLASS, "--model-path", "m", "--gpu", "0"], "no stage declares total_gpu_memory_fraction; name one"),
     ],
 )
 def test_compile_errors(arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from omni_python.commands.help import HelpFormatter
 
 if TYPE_CHECKING:
-    from omni_python.config.schema import PipelineConfig
+    from omni_python.config.schema import PipelineConfig, StageConfig
 
 _DESCRIPTION = """\
 Check a pipeline and write its Triton models: the orchestrator <output>/<name>, which holds 1/pipeline.yaml, and one
@@ -19,7 +19,7 @@ model <output>/<name>_<process> for each process. Models that an earlier compila
 
 _EXAMPLES = """\
 examples:
-  omni compile qwen3_omni --model-path Qwen/Qwen3-Omni-30B-A3B-Instruct --name qwen3_omni
+  omni compile qwen3_omni --model-path Qwen/Qwen3-Omni-30B-A3B-Instruct --gpu 0
   omni compile my_package.my_model.MyPipelineConfig --model-path ../checkpoints/mine --set thinker.max_batch=16
   omni compile model_repository/qwen3_omni/1/pipeline.yaml      # after editing that file
   omni compile pipeline.yaml --host speech --output speech/model_repository
@@ -45,9 +45,12 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     parser.add_argument(
         "--model-path",
         metavar="PATH",
-        help="the checkpoint: a Hugging Face id or a folder; a relative folder counts from the model repository",
+        help="the checkpoint: a folder (a relative one counts from the model repository), or a Hugging Face id, which "
+        "the server looks for in Hugging Face's cache, where `hf download ID` puts it",
     )
-    parser.add_argument("--name", help="the pipeline's name (default: the last part of the model path)")
+    parser.add_argument(
+        "--name", help="the pipeline's name (default: its class's, else the last part of the model path)"
+    )
     parser.add_argument(
         "--output",
         type=Path,
@@ -59,6 +62,15 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         "--host",
         metavar="NAME",
         help="of a pipeline on several hosts, the one whose models to write: each has a repository of its own",
+    )
+    parser.add_argument(
+        "--gpu",
+        action="append",
+        default=[],
+        dest="gpus",
+        metavar="[STAGE=]GPU",
+        help="put a stage on a GPU, or on several, as in thinker=[0,1]; without STAGE all that declare a share of a "
+        "GPU's memory; may be repeated, and what comes later counts",
     )
     parser.add_argument(
         "--set",
@@ -84,6 +96,8 @@ def run(args: argparse.Namespace) -> int:
     if args.name is not None:
         changes["name"] = args.name
     config = _load(args.pipeline, changes)
+    if args.gpus:
+        config = config.changed(stages=_placed(config, args.gpus))
     if args.overrides:
         config = config.changed(runtime_overrides=_overridden(config, args.overrides))
     files = [str(path) for path in compile_pipeline(config, args.output, args.host)]
@@ -116,6 +130,34 @@ def _load(pipeline: str, changes: dict[str, Any]) -> PipelineConfig:
     if "model_path" not in changes and cls.model_fields["model_path"].is_required():
         raise config_error("", f"{pipeline} needs --model-path: a Hugging Face id or a checkpoint's folder")
     return cls(**changes)
+
+
+def _placed(config: PipelineConfig, settings: list[str]) -> list[StageConfig]:
+    """The pipeline's stages with settings like "0" and "talker_ar=1" applied in their order."""
+    import yaml
+
+    from omni_python.config.errors import config_error, did_you_mean
+    from omni_python.config.memory import MEMORY_FRACTION
+    from omni_python.config.placement import stage_arguments
+    from omni_python.config.schema import StageConfig
+
+    gpus: dict[str, Any] = {stage.name: stage.gpu for stage in config.stages}
+    sharing = [stage.name for stage in config.stages if MEMORY_FRACTION in stage_arguments(config, stage)]
+    for setting in settings:
+        name, equals, text = setting.rpartition("=")
+        if equals and name not in gpus:
+            raise config_error("", f"--gpu {setting}: there is no stage {name!r}{did_you_mean(name, gpus)}")
+        if not equals and not sharing:
+            raise config_error("", f"--gpu {setting}: no stage declares {MEMORY_FRACTION}; name one: --gpu STAGE=0")
+        try:
+            gpu = yaml.safe_load(text)
+        except yaml.YAMLError:
+            gpu = text
+        if not (isinstance(gpu, int | list) or text == "null"):
+            known = "a GPU's number, a list of numbers like [0,1], or null for the CPU"
+            raise config_error("", f"--gpu {setting}: {text!r} must be {known}")
+        gpus.update(dict.fromkeys([name] if equals else sharing, gpu))
+    return [StageConfig(**{**dict(stage), "gpu": gpus[stage.name]}) for stage in config.stages]
 
 
 def _overridden(config: PipelineConfig, settings: list[str]) -> dict[str, dict[str, Any]]:
