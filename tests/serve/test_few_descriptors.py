@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import itertools
 import os
 import resource
 import subprocess
@@ -10,12 +11,14 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from omni_python.control.directory import server_directory
 from omni_python.control.liveness import LifeSign, read_life_signs, remove_life_sign, write_life_sign
 from omni_python.control.restart_wishes import restart_wishes, wish_restart
+from omni_python.serve import orchestrators as orchestrators_module
 from omni_python.serve.descriptors import raise_limit
 from omni_python.serve.health import ServerHealth
 from omni_python.serve.orchestrators import Orchestrators
@@ -73,20 +76,25 @@ def orchestrators(server: TritonServer, tmp_path: Path) -> Iterator[Orchestrator
 
 
 def test_nothing_is_told_of_what_cannot_be_looked_at(
-    process: subprocess.Popen[bytes], orchestrators: Orchestrators, tmp_path: Path
+    process: subprocess.Popen[bytes], orchestrators: Orchestrators, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    clock = itertools.count(1000.0, 0.5)
+    monkeypatch.setattr(orchestrators_module, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    looks = 4 * int(SILENCE)
     directory = server_directory(tmp_path, process.pid)
     write_life_sign(directory, "line", LifeSign(process.pid, 3, draining=True))
     assert orchestrators.take_dead() == {} and orchestrators.in_flight() == 3
     wish_restart(directory, "line", "is tired")
-    os.utime(directory / "line.alive", (0, 0))
     with none_left():
-        assert orchestrators.take_dead() == {} and orchestrators.in_flight() == 3
+        for _ in range(looks):
+            assert orchestrators.take_dead() == {} and orchestrators.in_flight() == 3
         assert restart_wishes(directory) == {}
         with pytest.raises(OSError, match="Too many open files"):
             read_life_signs(directory)
     assert restart_wishes(directory) == {"line": "is tired"}
-    assert orchestrators.take_dead()["line"].what.startswith("was silent for ")
+    assert orchestrators.take_dead() == {}, "the time counts in which nothing could be read"
+    [death] = [found["line"] for _ in range(looks) if (found := orchestrators.take_dead())][:1]
+    assert death.what.startswith("was silent for ")
 
 
 def test_an_orchestrator_that_cannot_be_looked_at_does_not_count_as_dead(

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import threading
+import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -16,9 +19,10 @@ from omni_python.control.inbox import Inbox
 from omni_python.control.liveness import LifeSign, write_life_sign
 from omni_python.pipeline.membership import coordinator_address
 from omni_python.proto.messages import ControlMessage, DrainMessage
+from omni_python.serve import orchestrators as orchestrators_module
 from omni_python.serve import supervisor as supervisor_module
 from omni_python.serve.given_up import Stub
-from omni_python.serve.orchestrators import Orchestrators
+from omni_python.serve.orchestrators import Death, Orchestrators
 from omni_python.serve.server_options import ServerOptions
 from omni_python.serve.supervisor import Policy, Supervisor
 from omni_python.serve.triton_server import TritonServer
@@ -121,3 +125,39 @@ def test_a_stub_that_ends_before_it_can_be_ended_is_well(
     with supervisor._signals():
         assert supervisor._watch(server, orchestrators), "it was ready"
     assert len(looks) > 2
+
+
+def test_only_what_is_silent_while_the_supervisor_looks_counts_as_silent(
+    server: TritonServer, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither a clock that is set, nor a pause of the whole machine, nor a sign that was old when it was first seen."""
+    silence = 5.0
+    now = 1000.0
+    monkeypatch.setattr(orchestrators_module, "time", SimpleNamespace(monotonic=lambda: now, time=time.time))
+    orchestrators = Orchestrators(server, [directory], silence)
+    pid = server.process.pid
+    place = server_directory(directory, pid)
+    sign = place / "line.alive"
+
+    def silent_looks() -> int:
+        nonlocal now
+        for number in range(100):
+            if dead := orchestrators.take_dead():
+                assert dead["line"] == Death(pid, f"was silent for {silence:.0f} s and killed")
+                return number
+            now += 0.25
+        return 100
+
+    write_life_sign(place, "line", LifeSign(pid, 0))
+    os.utime(sign, (1, 1))
+    assert orchestrators.take_dead() == {}, "it was old when it was first seen"
+    for age in (-60, 60, 3600):  # as the wall clock is set
+        os.utime(sign, (time.time() - age,) * 2)
+        now += 0.25
+        assert orchestrators.take_dead() == {}
+    now += 3600
+    assert orchestrators.take_dead() == {}, "the supervisor was held up"
+    now += 0.25
+    write_life_sign(place, "line", LifeSign(pid, 0))
+    assert silent_looks() == silence / 0.25 + 1
+    orchestrators.close()

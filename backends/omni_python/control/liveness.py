@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,10 +30,11 @@ class LifeSign(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Liveness:
-    """The newest sign of a pipeline's orchestrator; `age` is the seconds since then."""
+    """The newest sign of a pipeline's orchestrator; `written` is another number for each writing. It is a time of the
+    wall clock, which may be set meanwhile: how old the sign is does not follow from it."""
 
     sign: LifeSign
-    age: float
+    written: int
 
 
 def write_life_sign(directory: Path, pipeline: str, sign: LifeSign) -> None:
@@ -61,7 +61,7 @@ def read_life_signs(directory: Path) -> dict[str, Liveness]:
     for path in _files(directory):
         try:
             sign = msgspec.json.decode(path.read_bytes(), type=LifeSign)
-            found[path.name.removesuffix(_SUFFIX)] = Liveness(sign, time.time() - path.stat().st_mtime)
+            found[path.name.removesuffix(_SUFFIX)] = Liveness(sign, path.stat().st_mtime_ns)
         except OSError as error:
             if error.errno in (errno.EMFILE, errno.ENFILE):
                 raise

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from omni_python.control.directory import find_server_directory
-from omni_python.control.liveness import LifeSign, Liveness, read_life_signs
+from omni_python.control.liveness import PERIOD, LifeSign, Liveness, read_life_signs
 from omni_python.control.outlet import LocalOutlet
 from omni_python.control.restart_wishes import restart_wishes
 from omni_python.control.stops import StopWatch
@@ -37,7 +37,8 @@ class Death:
 @dataclass
 class Orchestrators:
     """Those of `server`, whose pipelines keep their sockets below one of `bases`. One without a sign of life for
-    `silence` seconds counts as stuck and is killed, and so is one that is stopped by a signal.
+    `silence` seconds counts as stuck and is killed, and so is one that is stopped by a signal. Of the time between two
+    looks `PERIOD` seconds count at most: when this process was held up, so may the others have been.
 
     Triton itself neither notices nor restarts a stub that died: its model stays "ready" and its requests hang.
     """
@@ -48,6 +49,8 @@ class Orchestrators:
     _fds: dict[int, int] = field(default_factory=dict)  # pid -> pidfd
     _places: dict[Path, Path] = field(default_factory=dict)  # base -> the server's directory below it
     _known: dict[str, tuple[Path, Liveness]] = field(default_factory=dict)  # what was found last
+    _ages: dict[str, float] = field(default_factory=dict)  # pipeline -> seconds for which that has been known
+    _looked: float = 0.0  # when it was found
     _stops: StopWatch = field(default_factory=StopWatch)
 
     def pidfds(self) -> list[int]:
@@ -76,8 +79,8 @@ class Orchestrators:
                 dead[pipeline] = Death(pid, "died")
             elif pid in stopped:
                 dead[pipeline] = Death(pid, "was stopped by a signal and killed")
-            elif life.age > self.silence:
-                dead[pipeline] = Death(pid, f"was silent for {life.age:.0f} s and killed")
+            elif (age := self._ages[pipeline]) > self.silence:
+                dead[pipeline] = Death(pid, f"was silent for {age:.0f} s and killed")
         for death in dead.values():
             if (descriptor := self._fds.pop(death.pid, None)) is not None:
                 with suppress(ProcessLookupError):
@@ -137,11 +140,17 @@ class Orchestrators:
     def _found(self) -> dict[str, tuple[Path, Liveness]]:
         """What is there, or was when this process last had a descriptor left to look with."""
         with suppress(OSError):
-            self._known = {
+            found = {
                 name: (directory, life)
                 for directory in self._directories()
                 for name, life in read_life_signs(directory).items()
             }
+            now = time.monotonic()
+            passed = min(now - self._looked, PERIOD)
+            self._ages = {
+                name: self._ages[name] + passed if self._known.get(name) == found[name] else 0.0 for name in found
+            }
+            self._known, self._looked = found, now
         return self._known
 
     def _directories(self) -> list[Path]:
