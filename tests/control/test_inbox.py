@@ -237,6 +237,63 @@ def test_another_thread_can_take_over_where_a_handler_is_held_up(address: str) -
     inbox.stop()
 
 
+def test_a_held_up_thread_goes_on_where_no_other_could_take_over(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    held = Held()
+    inbox = Inbox(address, held)
+    inbox.start()
+    outlet = LocalOutlet(address)
+    messages: list[ControlMessage] = [AbortMessage(number, "x") for number in range(5)]
+    for message in messages:
+        outlet.send(message)
+    with monkeypatch.context() as patch:
+        no_threads_left(patch)
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            inbox.replace_thread()
+    held.go_on.set()
+    assert [held.received.get(timeout=5) for _ in messages] == messages
+    outlet.close()
+    inbox.stop()
+
+
+@pytest.mark.parametrize("size", [1_000, 100_000, 3_000_000])
+def test_an_outlet_works_again_once_a_thread_is_left_for_what_waits(
+    address: str, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sends are refused while none is; the peer gets what was not, and never a part of a message."""
+    held = Held()
+    inbox = Inbox(address, held)
+    inbox.start()
+    outlet = LocalOutlet(address)
+    sent: list[ControlMessage] = []
+
+    def send(number: int) -> None:
+        message = AbortMessage(number, "x" * size)
+        outlet.send(message)
+        sent.append(message)
+
+    with monkeypatch.context() as patch:
+        no_threads_left(patch)
+        with pytest.raises(Unavailable, match="can't start new thread"):
+            for number in range(10_000):
+                send(number)
+    for number in range(20):
+        send(20_000 + number)
+    held.go_on.set()
+    outlet.close(linger=10)
+    received = [held.received.get(timeout=10) for _ in sent]
+    assert sorted(map(repr, received)) == sorted(map(repr, sent))
+    inbox.stop()
+
+
+def no_threads_left(patch: pytest.MonkeyPatch) -> None:
+    """As in a container at its limit of processes."""
+
+    def start(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    patch.setattr(threading.Thread, "start", start)
+
+
 def test_senders_have_their_turn_beside_one_that_floods(address: str) -> None:
     """What another sender has sent is handled before the rest of a long backlog."""
     held = Held()

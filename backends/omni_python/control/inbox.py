@@ -72,12 +72,14 @@ class Inbox:
             sender.connection.close()
 
     def replace_thread(self) -> None:
-        """The thread is held up in `handle`: another one goes on, and that one ends when it comes back."""
-        self._thread = threading.Thread(target=self._run, name="omni-inbox", daemon=True)
-        self._thread.start()
+        """The thread is held up in `handle`: another one goes on, and that one ends when it comes back. Where no other
+        can be started, that one goes on when it comes back."""
+        thread = threading.Thread(target=self._run, name="omni-inbox", daemon=True)
+        thread.start()
+        self._thread = thread
 
     def _run(self) -> None:
-        me = threading.current_thread()
+        me = self._thread = threading.current_thread()
         while self._thread is me:
             if self._received:
                 self._take(self._received.popleft())

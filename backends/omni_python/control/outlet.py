@@ -39,7 +39,7 @@ class Outlet(Protocol):
 
     def send(self, message: ControlMessage) -> None:
         """Queue a message. Raises `Unavailable` if the peer took none for `SEND_TIMEOUT` seconds, this is closed, or
-        no file descriptor is left for it; `InvalidArgument` for a message that is too long (`MAX_FRAME`)."""
+        no file descriptor or thread is left for it; `InvalidArgument` for a message that is too long (`MAX_FRAME`)."""
 
     def try_send(self, message: ControlMessage) -> bool:
         """Queue a message unless that takes waiting, or cannot be done; whether it was queued."""
@@ -140,7 +140,12 @@ class LocalOutlet:
                 self._drop_connection()
                 continue
             if sent < len(frame):
-                self._put_off(memoryview(frame)[sent:])
+                try:
+                    self._put_off(memoryview(frame)[sent:])
+                except Unavailable:
+                    if sent:  # the peer would take the next message for the rest of this one
+                        self._drop_connection()
+                    raise
             return
 
     def _connect(self) -> socket.socket | None:
@@ -174,12 +179,19 @@ class LocalOutlet:
         self._changed.notify_all()
 
     def _put_off(self, frame: bytes | memoryview) -> None:
+        if self._flusher is None:
+            self._flusher = self._started_flusher()
         self._backlog.append(frame)
         self._waiting += len(frame)
         self._changed.notify_all()
-        if self._flusher is None:
-            self._flusher = threading.Thread(target=self._flush, name="omni-outlet", daemon=True)
-            self._flusher.start()
+
+    def _started_flusher(self) -> threading.Thread:
+        flusher = threading.Thread(target=self._flush, name="omni-outlet", daemon=True)
+        try:
+            flusher.start()
+        except RuntimeError as error:
+            raise Unavailable(f"the process at {self._address} cannot be waited for: {error}") from error
+        return flusher
 
     # -- on the flusher's thread
 
