@@ -12,6 +12,7 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 from omni_python.glue.last_response import send_last, send_last_error
+from omni_python.glue.late_calls import LateCalls
 from omni_python.glue.request import ParsedRequest
 from omni_python.glue.server_features import TAKES_RESPONSE_PARAMETERS
 from omni_python.proto.errors import ErrorCode, OmniError, Unavailable
@@ -23,6 +24,7 @@ from omni_python.proto.wav import pcm16, wav_file
 
 _FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 _json = msgspec.json.Encoder().encode
+_late_ends = LateCalls()
 
 LEAVE = 2.0
 """Seconds from the end of a request whose client has left until Triton is told, which nobody waits for. The gRPC front
@@ -50,7 +52,7 @@ def send_error(sender: Any, error: OmniError, no_room: bool = False) -> None:
     triton_error = pb_utils.TritonError(f"{error.code.name}: {error.shown}", _CODES[error.code])
     response = pb_utils.InferenceResponse(error=triton_error)
     if error.code is ErrorCode.CANCELLED and sender.is_cancelled():
-        threading.Timer(LEAVE, send_last_error, (sender, response, no_room)).start()
+        _late_ends.add(LEAVE, send_last_error, sender, response, no_room)
     else:
         send_last_error(sender, response, no_room)
 
