@@ -20,7 +20,7 @@ import pytest
 import tritonclient.grpc
 from tritonclient.utils import InferenceServerException
 
-from omni_python.client import AsyncOmniClient, InvalidRequest, OmniClient, TextDelta
+from omni_python.client import AsyncOmniClient, ConnectionLost, InvalidRequest, OmniClient, TextDelta
 from omni_python.client._leaving import LEAVE_S, new_key
 from omni_python.serve.triton_server import TritonServer
 from tests.e2e import metrics
@@ -113,6 +113,13 @@ def test_over_http(noop_server: TritonServer) -> None:
     metrics.wait_left(noop_server, PIPELINE, before + 1)
 
 
+def asked(server: TritonServer) -> int:
+    """How many requests the pipeline's model has taken and ended, cancellations of others among them."""
+    with urllib.request.urlopen(f"http://{server.http_url}/v2/models/{PIPELINE}/stats", timeout=10) as reply:
+        count: int = json.load(reply)["model_stats"][0]["inference_stats"]["success"]["count"]
+    return count
+
+
 def test_what_is_read_to_its_end_asks_nothing_more(noop_server: TritonServer) -> None:
     """Nor does what ended with an error."""
 
@@ -122,19 +129,56 @@ def test_what_is_read_to_its_end_asks_nothing_more(noop_server: TritonServer) ->
             with pytest.raises(InvalidRequest):
                 await client.chat()
 
-    def asked() -> float:
-        with urllib.request.urlopen(f"http://{noop_server.http_url}/v2/models/{PIPELINE}/stats", timeout=10) as reply:
-            return json.load(reply)["model_stats"][0]["inference_stats"]["success"]["count"]
-
     metrics.wait_empty(noop_server, PIPELINE)
-    before = asked()
+    before = asked(noop_server)
     asyncio.run(ask())
     with OmniClient(noop_server.grpc_url, PIPELINE) as client:
         assert client.chat("x").text
         with pytest.raises(InvalidRequest):
             client.chat()
     metrics.wait_empty(noop_server, PIPELINE)
-    assert asked() == before + 4
+    assert asked(noop_server) == before + 4
+
+
+def test_clients_leave_by_the_key_of_their_request(noop_server: TritonServer) -> None:
+    """And not by breaking a call off, of which the server would know nothing but its end."""
+
+    async def leave() -> None:
+        async with AsyncOmniClient(noop_server.grpc_url, PIPELINE) as client:
+            await anext(events := client.stream("x", sampling=LONG))
+            await events.aclose()
+        client = AsyncOmniClient(noop_server.grpc_url, PIPELINE)
+        task = asyncio.ensure_future(client.chat("x", sampling=LONG))
+        await asyncio.sleep(0.3)
+        task.cancel()
+        await client.close()  # at once
+        assert task.cancelled()
+
+    metrics.wait_empty(noop_server, PIPELINE)
+    before, aborted = asked(noop_server), metrics.aborted(noop_server, PIPELINE)
+    asyncio.run(leave())
+    with OmniClient(noop_server.grpc_url, PIPELINE) as blocking:
+        next(blocking.stream("x", sampling=LONG))
+    metrics.wait_left(noop_server, PIPELINE, aborted + 3)
+    assert asked(noop_server) == before + 6  # three requests, and what ended each
+
+
+def test_a_key_comes_as_a_parameter_alone(noop_server: TritonServer) -> None:
+    """One among the sampling parameters would take the place of the client's own, by which it leaves."""
+    with OmniClient(noop_server.grpc_url, PIPELINE) as client, pytest.raises(InvalidRequest, match="cancel_key"):
+        client.chat("x", sampling={"cancel_key": new_key()})
+
+
+def test_a_client_that_is_closed_tells_its_readers(noop_server: TritonServer) -> None:
+    metrics.wait_empty(noop_server, PIPELINE)
+    before = metrics.aborted(noop_server, PIPELINE)
+    client = OmniClient(noop_server.grpc_url, PIPELINE)
+    events = client.stream("x", sampling=LONG)
+    next(events)
+    client.close()
+    with pytest.raises(ConnectionLost, match="the client was closed"):
+        list(events)
+    metrics.wait_left(noop_server, PIPELINE, before + 1)
 
 
 def test_leaving_at_the_last_moment_is_no_cancellation(noop_server: TritonServer) -> None:
@@ -195,8 +239,28 @@ events = client.stream("x", sampling={"chunks": 200_000, "chunk_bytes": 8})
 next(events)
 """
 
+IN_A_DAEMON = """
+import sys, threading
+from omni_python.client import OmniClient
+client = OmniClient(sys.argv[1], sys.argv[2])
+begun = threading.Event()
+def read():
+    for event in client.stream("x", sampling={"chunks": 200_000, "chunk_bytes": 8}):
+        begun.set()
+threading.Thread(target=read, daemon=True).start()
+begun.wait()
+"""
+AFTER_ITS_END = WITHOUT.replace("import sys", "import atexit, sys") + "atexit.register(events.close)\n"
+PROGRAMS = {
+    "blocking": WITHOUT,
+    "loop": WITH_A_LOOP,
+    "break": LEFT_BY_BREAK,
+    "daemon": IN_A_DAEMON,
+    "atexit": AFTER_ITS_END,
+}
 
-@pytest.mark.parametrize("program", [WITHOUT, WITH_A_LOOP, LEFT_BY_BREAK], ids=["blocking", "loop", "break"])
+
+@pytest.mark.parametrize("program", PROGRAMS.values(), ids=PROGRAMS)
 def test_a_program_that_closes_nothing_ends_as_usual(noop_server: TritonServer, program: str) -> None:
     metrics.wait_empty(noop_server, PIPELINE)
     before = metrics.aborted(noop_server, PIPELINE)

@@ -30,10 +30,14 @@ class AsyncTransport:
         self._channel = grpc.aio.insecure_channel(url, options=_protocol.channel_options(url))
         self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
         self._leaving = AsyncLeaving(self._stub)
+        self._closed = False
 
     async def close(self) -> None:
-        await self._leaving.wait()
-        await self._channel.close()
+        try:
+            await self._leaving.wait()
+        finally:
+            self._closed = True
+            await self._channel.close()
 
     async def is_ready(self, model: str) -> bool:
         """Whether the model is ready; False also where no server answers."""
@@ -120,18 +124,20 @@ class AsyncTransport:
                 raise Unavailable(watched.reason) from None
             raise
         except grpc.RpcError as error:
-            ended = _protocol.ended_here(error, watched, limit)
+            ended = _protocol.ended_here(error, watched, limit, self._closed)
             raise ended or _protocol.failure(error, self.url, answered, await self._is_alive()) from None
         finally:
             watching.cancel()
             if not call.done():
-                self._leaving.leave(call, model, key, reading)
+                self._leaving.leave(call, model, key, answered, reading)
 
     async def _watch(self, watched: Watched) -> None:
         while not watched.reason:
             await asyncio.sleep(max(0.0, watched.due - time.monotonic()))
             if watched.due <= time.monotonic():
-                watched.judge(await self._look(watched.model))
+                look = asyncio.ensure_future(self._look(watched.model))
+                self._leaving.see_through(look)  # where this task is cancelled: to cancel a look breaks its call off
+                watched.judge(await asyncio.shield(look))
 
     async def _look(self, model: str) -> Look:
         asked = time.monotonic()

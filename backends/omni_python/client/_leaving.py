@@ -38,26 +38,36 @@ class Leaving:
         self._stub = stub
         self._threads: set[threading.Thread] = set()
 
-    def leave(self, call: Any, model: str, key: str) -> None:
-        """End, in the background, the request of a call that nobody reads any more, and of which no read is open."""
-        thread = threading.Thread(target=self._leave, args=(call, model, key), name="omni-client-leave", daemon=True)
+    def leave(self, call: Any, model: str, key: str, answered: bool) -> None:
+        """End, in the background, the request of a call that nobody reads any more, and of which no read is open.
+        `answered`: the server has told something of the request, and knows it."""
+        leaving = (call, model, key, answered)
+        thread = threading.Thread(target=self._leave, args=leaving, name="omni-client-leave", daemon=True)
         self._threads.add(thread)
-        thread.start()
+        try:
+            thread.start()
+        except RuntimeError:  # the program is ending (Python 3.12), or has too many
+            self._threads.discard(thread)
+            call.cancel()
 
     def wait(self) -> None:
         """Until all are over."""
         for thread in list(self._threads):
             thread.join()
 
-    def _leave(self, call: Any, model: str, key: str) -> None:
+    def _leave(self, call: Any, model: str, key: str, answered: bool) -> None:
         end = time.monotonic() + LEAVE_S
         drained = threading.Event()
-        threading.Thread(target=_drain, args=(call, drained), name="omni-client-drain", daemon=True).start()
         try:
-            while not drained.is_set() and time.monotonic() < end:
-                _check(list(_ask(self._stub, model, key)))
+            threading.Thread(target=_drain, args=(call, drained), name="omni-client-drain", daemon=True).start()
+            while not drained.is_set() and (left := end - time.monotonic()) > 0:
+                is_told = _is_told(list(_ask(self._stub, model, key, left)))
                 drained.wait(RETRY_S)
-        except (grpc.RpcError, _Refused, ValueError):  # a ValueError where the channel was closed
+                if answered and not is_told:
+                    break
+        except (grpc.RpcError, _Refused):
+            pass
+        except (RuntimeError, ValueError):  # no thread can be started, see `leave`; the channel was closed
             pass
         finally:
             call.cancel()
@@ -71,33 +81,42 @@ class AsyncLeaving:
         self._stub = stub
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def leave(self, call: Any, model: str, key: str, reading: asyncio.Future[Any] | None) -> None:
+    def leave(
+        self, call: Any, model: str, key: str, answered: bool, reading: asyncio.Future[Any] | None = None
+    ) -> None:
         """`reading` is the read of the call that was not waited for."""
         # asyncio says in no other way that the loop is about to close; a task would not come to its end then.
         if getattr(asyncio.get_running_loop(), "_asyncgens_shutdown_called", False):
             call.cancel()
             return
-        task = asyncio.ensure_future(self._leave(call, model, key, reading))
+        self.see_through(asyncio.ensure_future(self._leave(call, model, key, answered, reading)))
+
+    def see_through(self, task: asyncio.Task[Any]) -> None:
+        """`wait` for this task, too, for a while."""
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     async def wait(self) -> None:
-        """Until all are over."""
+        """Until all are over, for `LEAVE_S` at most."""
+        await asyncio.sleep(0)  # tasks that were just cancelled leave their requests only now
         if self._tasks:
-            await asyncio.wait(self._tasks)
+            await asyncio.wait(self._tasks, timeout=LEAVE_S)
 
-    async def _leave(self, call: Any, model: str, key: str, reading: asyncio.Future[Any] | None) -> None:
+    async def _leave(
+        self, call: Any, model: str, key: str, answered: bool, reading: asyncio.Future[Any] | None
+    ) -> None:
         holding = _hold_loop(asyncio.current_task())
         await anext(holding)
         draining = asyncio.ensure_future(_drain_async(call, reading))
         try:
             async with asyncio.timeout(LEAVE_S):
-                while not draining.done():
-                    asked = _ask(self._stub, model, key)
+                is_told = True
+                while not draining.done() and (is_told or not answered):
+                    asked = _ask(self._stub, model, key, LEAVE_S)
                     replies = []
                     while (reply := await asked.read()) is not grpc.aio.EOF:  # no generator: the loop may be closing
                         replies.append(reply)
-                    _check(replies)
+                    is_told = _is_told(replies)
                     await asyncio.wait((draining,), timeout=RETRY_S)
         except (grpc.RpcError, _Refused, TimeoutError):
             pass
@@ -138,13 +157,15 @@ class _Refused(Exception):
     """This server cannot cancel requests, or the orchestrator is gone."""
 
 
-def _ask(stub: Any, model: str, key: str) -> Any:
+def _ask(stub: Any, model: str, key: str, timeout: float) -> Any:
     """The call that asks for the request's end."""
-    return stub.ModelStreamInfer(iter((_protocol.cancel_request(model, key),)), timeout=LEAVE_S)
+    return stub.ModelStreamInfer(iter((_protocol.cancel_request(model, key),)), timeout=timeout)
 
 
-def _check(replies: Sequence[Any]) -> None:
-    """Raises `_Refused` for what another try does not mend."""
-    for reply in replies:
-        if reply.error_message and not reply.error_message.startswith("NOT_FOUND"):
-            raise _Refused
+def _is_told(replies: Sequence[Any]) -> bool:
+    """Whether the request will end. Where it does not know it, the request has ended, is still on its way, or runs on
+    another server, to which a gateway has led it. Raises `_Refused` for what another try does not mend."""
+    errors = [reply.error_message for reply in replies if reply.error_message]
+    if any(not error.startswith("NOT_FOUND") for error in errors):
+        raise _Refused
+    return not errors

@@ -154,8 +154,10 @@ def region_refusal(error: grpc.RpcError, url: str, alive: bool) -> OmniClientErr
     )
 
 
-def ended_here(error: grpc.RpcError, watched: Watched, limit: float | None) -> RequestFailed | None:
+def ended_here(error: grpc.RpcError, watched: Watched, limit: float | None, closed: bool) -> OmniClientError | None:
     """The error of a call that the client itself has ended; None for others."""
+    if closed:
+        return ConnectionLost("the client was closed while the answer came")
     if watched.reason:
         return Unavailable(watched.reason)
     if limit is not None and error.code() == grpc.StatusCode.DEADLINE_EXCEEDED:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import threading
 import time
 import weakref
 from collections.abc import Generator, Iterator, Mapping
@@ -27,14 +28,19 @@ class Transport:
         self.url = url
         self._shared_memory = shared_memory
         self._channel = grpc.insecure_channel(url, options=_protocol.channel_options(url))
-        weakref.finalize(self, self._channel.close)  # at the program's end, too, while its threads still run
+        self._over = threading.Event()
+        weakref.finalize(self, _end, self._channel, self._over)  # at the program's end, too, while its threads run
         self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
         self._watcher = Watcher(self._look)
         self._leaving = Leaving(self._stub)
+        self._closed = False
 
     def close(self) -> None:
-        self._leaving.wait()
-        self._channel.close()
+        try:
+            self._leaving.wait()
+        finally:
+            self._closed = True
+            self._channel.close()
 
     def is_ready(self, model: str) -> bool:
         """Whether the model is ready; False also where no server answers."""
@@ -110,11 +116,13 @@ class Transport:
             if refused:
                 raise _protocol.refusal(refused) or self._refusal(model, refused)
         except grpc.RpcError as error:
-            ended = _protocol.ended_here(error, watched, limit)
+            if self._over.is_set():  # the thread of a program that ends: quietly
+                raise SystemExit from None
+            ended = _protocol.ended_here(error, watched, limit, self._closed)
             raise ended or _protocol.failure(error, self.url, answered, self._is_alive()) from None
         except GeneratorExit:
             if not sys.is_finalizing() and call.is_active():
-                self._leaving.leave(call, model, key)
+                self._leaving.leave(call, model, key, answered)
             raise
         except BaseException:  # Ctrl-C: a read that was interrupted keeps others from reading on
             call.cancel()
@@ -141,7 +149,7 @@ class Transport:
     def _is_alive(self) -> bool:
         try:
             self._stub.ServerLive(service_pb2.ServerLiveRequest(), timeout=_protocol.LOOK_UP_S)
-        except grpc.RpcError:
+        except (grpc.RpcError, ValueError):  # a ValueError where the channel was closed
             return False
         return True
 
@@ -168,3 +176,8 @@ class Transport:
                 return False
             raise
         return _protocol.is_pipeline(reply.config)
+
+
+def _end(channel: grpc.Channel, over: threading.Event) -> None:
+    over.set()
+    channel.close()

@@ -25,12 +25,14 @@ SHORTEST_KEY, LONGEST_KEY = 16, 128
 
 _LEAST, _LARGEST = -(2**63), 2**63 - 1
 """Of integers."""
-_OWN_PARAMETERS = ("stream", "exclude_input_in_output", "voice")  # HTTP clients may send these beside the inputs
+_OWN_PARAMETERS = ("stream", "exclude_input_in_output", "voice", "cancel_key")
+"""Those of Triton's that are no sampling parameters. HTTP clients may send inputs so; a request's key comes in no other
+way, since a client that leaves has to know it."""
 _object = msgspec.json.Decoder(dict[str, Any])
 
 
 def sampling_parameters(inputs: Inputs, parameters: Mapping[str, Any] | None) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The sampling parameters, and those of the Triton `parameters` that stand for inputs. Raises `InvalidArgument`."""
+    """The sampling parameters, and the Triton `parameters` that are none. Raises `InvalidArgument`."""
     sampling = inputs.json("sampling_parameters", _object, "a JSON object") or {}
     own: dict[str, Any] = {}
     if parameters:

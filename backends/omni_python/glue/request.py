@@ -51,7 +51,7 @@ def parse_request(tensors: Mapping[str, np.ndarray], parameters: Mapping[str, An
     seconds = timeout(sampling.pop("timeout_ms", None))
     wish = trace_wish(sampling)
     record = stages(sampling.pop("record", None))
-    key = cancel_key(sampling.pop("cancel_key", None))
+    key = cancel_key(own.get("cancel_key"))
     audio_format = inputs.string("audio_format") or AUDIO_FORMATS[0]
     if audio_format not in AUDIO_FORMATS:
         raise InvalidArgument(f"audio_format: {audio_format!r} is not one of {', '.join(AUDIO_FORMATS)}")
