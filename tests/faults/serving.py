@@ -150,7 +150,7 @@ class Serving:
         places = Counter(
             regions=sum(1 for path in Path("/dev/shm").glob(f"omni_{self.process.pid}_*")),
             directories=len(self.directories()),
-            sockets=sum(path.suffix != ".draft" for folder in self.directories() for path in folder.iterdir()),
+            sockets=sum(not name.endswith(".draft") for folder in self.directories() for name in names(folder)),
             processes=len(self.family()),
         )
         orphans = Counter(map(str, self.orphans()))
@@ -159,8 +159,8 @@ class Serving:
     def details(self) -> list[str]:
         """What `held` counts, by name: a line for each process, for the places and for the orphans."""
         lines = [f"regions {sorted(path.name for path in Path('/dev/shm').glob(f'omni_{self.process.pid}_*'))}"]
-        lines += [f"{folder.name} {sorted(path.name for path in folder.iterdir())}" for folder in self.directories()]
-        lines += [f"orphan {pid} {' '.join(psutil.Process(pid).cmdline())}" for pid in self.orphans()]
+        lines += [f"{folder.name} {sorted(names(folder))}" for folder in self.directories()]
+        lines += [f"orphan {pid} {StubCommand.of(pid)}" for pid in self.orphans()]
         for process in self.family():
             with suppress(psutil.NoSuchProcess, OSError):
                 here = Path(f"/proc/{process.pid}")
@@ -181,6 +181,14 @@ def name_of(process: psutil.Process) -> str:
     """The model of a stub, else the program's name."""
     stub = StubCommand.parse(process.cmdline())
     return process.name() if stub is None else stub.model
+
+
+def names(folder: Path) -> list[str]:
+    """Of what is in it; none where it has just gone."""
+    try:
+        return os.listdir(folder)
+    except FileNotFoundError:
+        return []
 
 
 def _group_of(pid: int) -> int:

@@ -19,12 +19,10 @@ def server_pid() -> int:
 
     Raises `OmniError` where that is gone: the parent of this process is then whoever takes in orphans.
     """
-    command = StubCommand.of(os.getpid())
-    if command is None:
-        raise OmniError("no tritonserver started this process")
-    if command.server_pid != os.getppid():
-        raise OmniError(f"the server that started this process, {command.server_pid}, is gone")
-    return command.server_pid
+    server = _server_of_command()
+    if server != os.getppid():
+        raise OmniError(f"the server that started this process, {server}, is gone")
+    return server
 
 
 def end_with_server() -> None:
@@ -35,13 +33,18 @@ def end_with_server() -> None:
     way, PR_SET_PDEATHSIG, is for the death of the thread that started the process, and a server's loading threads do
     not stay.
     """
-    try:
-        parent = os.pidfd_open(os.getppid())
-        server_pid()  # after: it was the server that was opened
-    except OmniError:
+    parent = os.pidfd_open(os.getppid())
+    if _server_of_command() != os.getppid():
         signal.alarm(GRACE)
-        raise
+    server_pid()  # after: it was the server that was opened
     threading.Thread(target=_end_with, args=(parent,), name="omni-parent", daemon=True).start()
+
+
+def _server_of_command() -> int:
+    command = StubCommand.of(os.getpid())
+    if command is None:
+        raise OmniError("no tritonserver started this process")
+    return command.server_pid
 
 
 def _end_with(parent: int) -> None:

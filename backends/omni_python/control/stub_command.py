@@ -35,9 +35,10 @@ class StubCommand:
 
     @classmethod
     def of(cls, pid: int) -> StubCommand | None:
-        """None also for a process that is gone, or whose command line may not be read."""
+        """None also for a process that is gone, or whose command line may not be read. Raises OSError where this
+        process cannot open another file."""
         try:
             text = Path(f"/proc/{pid}/cmdline").read_text(errors="replace")
-        except OSError:
+        except (FileNotFoundError, ProcessLookupError, PermissionError):
             return None
         return cls.parse(text.removesuffix("\0").split("\0"))
