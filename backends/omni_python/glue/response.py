@@ -29,8 +29,8 @@ _late_ends = LateCalls()
 LEAVE = 2.0
 """Seconds from the end of a request whose client has left until Triton is told, which nobody waits for. The gRPC front
 of 24.10 crashes the server where it is told while it still takes leave of the client itself, which takes a moment:
-`scripts/soak` sees that within a thousand cancelled requests, and where a server that has just started shares two cores
-with another, 0.2 seconds were too few within a few hundred."""
+`scripts/soak` saw that within a thousand cancelled requests when its clients still broke their calls off, and where a
+server that has just started shares two cores with another, 0.2 seconds were too few within a few hundred."""
 
 _CODES = {
     ErrorCode.INTERNAL: pb_utils.TritonError.INTERNAL,
