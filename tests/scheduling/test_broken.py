@@ -7,6 +7,8 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -15,9 +17,10 @@ from omni_python.layers.kv_cache import PAGE_TOKENS
 from omni_python.proto.errors import InvalidArgument
 from omni_python.proto.payload import Payload, TextOutput
 from omni_python.proto.work import IncomingMessage
-from omni_python.scheduling import base
+from omni_python.scheduling import base, omni_scheduler
 from omni_python.scheduling.base import Scheduler
 from omni_python.scheduling.loop import LoopScheduler
+from omni_python.scheduling.omni_scheduler import OmniScheduler
 from omni_python.scheduling.prepared import PreparedScheduler
 from omni_python.scheduling.simple import SimpleScheduler
 from omni_python.scheduling.torch_scheduler import TorchScheduler
@@ -161,6 +164,37 @@ def test_what_fails_on_a_lost_device(made: Callable[[Exception], Scheduler], mon
     assert reasons.get(timeout=LONG) == "ended: it lost GPU 3: an illegal memory access"
     # Where the process is not ended at once, everybody is told all the same.
     assert {scheduler.outbox.get(timeout=LONG).request_id for _ in "ab"} == {"a", "b"}  # type: ignore[union-attr]
+    scheduler.stop()
+    assert reasons.empty()
+
+
+def test_a_device_that_is_lost_in_a_step_of_sglang(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the step held cannot be given back either."""
+
+    class LostEngine:
+        capacity = 1
+
+        def __init__(self, *args: object) -> None:
+            pass
+
+        def step(self, ready: object) -> bool:
+            raise RuntimeError("CUDA error")
+
+        def fail_batch(self) -> list[str]:
+            raise RuntimeError("CUDA error, too")
+
+        def close(self) -> None:
+            pass
+
+    monkeypatch.setattr(base, "lost_device", lost)
+    monkeypatch.setattr(omni_scheduler, "Engine", LostEngine)
+    config: Any = SimpleNamespace(feedback=False, max_running=1)
+    unused: Any = None
+    scheduler: OmniScheduler[Any] = OmniScheduler(lambda engine: unused, unused, config)
+    reasons = heard(scheduler)
+    scheduler.start()
+    scheduler.inbox.put(None)
+    assert reasons.get(timeout=LONG) == "ended: it lost GPU 3: an illegal memory access"
     scheduler.stop()
     assert reasons.empty()
 

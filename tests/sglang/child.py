@@ -162,6 +162,46 @@ def with_failing_sampler(requests: Mapping[str, ThinkerInput]) -> dict[str, Ende
         del runner.advance
 
 
+def with_failing_plan(moment: str, first: ThinkerInput | None, then: ThinkerInput) -> dict[str, Ended]:
+    """The request "then", of which SGLang fails to plan a step, once. Where there is a "first", it runs by then."""
+    from sglang.srt.managers import schedule_batch
+    from sglang.srt.mem_cache import allocation
+
+    owners: dict[str, tuple[Any, str]] = {
+        "no room for requests": (allocation, "alloc_req_slots"),
+        "no room for tokens": (allocation, "alloc_token_slots"),
+        "no memory behind them": (schedule_batch.SamplingBatchInfo, "from_schedule_batch"),
+        "no room to go on": (allocation, "alloc_token_slots"),
+        "no memory to mix": (schedule_batch.ScheduleBatch, "mix_with_running"),
+    }
+    owner, name = owners[moment]
+    known = getattr(owner, name)
+    calls = {"no room to go on": 1, "no memory to mix": 0}.get(moment, int(first is not None))
+
+    def plan(*args: Any, **kwargs: Any) -> Any:
+        nonlocal calls
+        calls -= 1
+        if calls < 0:
+            setattr(owner, name, known)
+            raise RuntimeError(moment)
+        return known(*args, **kwargs)
+
+    runner = _stage._runner
+    advance = runner.advance
+
+    def advance_first(*args: Any) -> None:
+        del runner.advance
+        submit({"then": then})
+        advance(*args)
+
+    setattr(owner, name, plan)
+    if first is None:
+        return together({"then": then})
+    runner.advance = advance_first  # type: ignore[method-assign, assignment]
+    submit({"first": first})
+    return collect({"first", "then"})
+
+
 def with_longest_input(tokens: int, requests: Mapping[str, ThinkerInput]) -> dict[str, Ended]:
     """As `together`, while SGLang takes prompts of fewer than `tokens` tokens, and the stage knows nothing of it."""
     engine = _stage.engine

@@ -270,6 +270,48 @@ def test_a_request_with_broken_input_fails_alone_and_is_not_remembered(thinker: 
     check_broken_requests_fail_alone(thinker)
 
 
+@pytest.mark.parametrize("process", ["thinker", "small"])
+@pytest.mark.parametrize("beside", [False, True], ids=["idle", "busy"])
+@pytest.mark.parametrize("moment", ["no room for requests", "no room for tokens", "no memory behind them"])
+def test_a_request_that_cannot_be_planned_fails_alone(
+    process: str, beside: bool, moment: str, request: pytest.FixtureRequest
+) -> None:
+    stage: Child = request.getfixturevalue(process)
+    hf = hf_model(tiny_model.checkpoint())
+    # Neither has more than fits into one piece with the beginnings that both have from the cache.
+    first, then = conversation(hf, 31), conversation(hf, 22)
+    stage.call(child.alone, {"first": first.input, "then": then.input})
+    ended = stage.call(child.with_failing_plan, moment, first.input if beside else None, then.input)
+    assert str(ended["then"].error) == moment
+    if beside:
+        check(ended["first"], first)
+    stage.call(child.wait_idle)
+    check(stage.call(child.alone, {"then": then.input})["then"], then)
+
+
+def test_rows_that_a_failed_plan_has_changed_fail_with_it(small: Child) -> None:
+    hf = hf_model(tiny_model.checkpoint())
+    first, then = conversation(hf, 31), conversation(hf, 22)
+    small.call(child.alone, {"first": first.input, "then": then.input})
+    ended = small.call(child.with_failing_plan, "no memory to mix", first.input, then.input)
+    assert {str(one.error) for one in ended.values()} == {"no memory to mix"}
+    small.call(child.wait_idle)
+    check(small.call(child.alone, {"first": first.input})["first"], first)
+
+
+def test_rows_that_cannot_go_on_fail(small: Child) -> None:
+    talk = conversation(hf_model(tiny_model.checkpoint()), 22)
+    small.call(child.alone, {"then": talk.input})
+    ended = small.call(child.with_failing_plan, "no room to go on", None, talk.input)
+    assert str(ended["then"].error) == "no room to go on"
+    small.call(child.wait_idle)
+
+
+def test_all_that_wait_for_room_get_their_turn_where_those_before_them_fail(small: Child) -> None:
+    ended = small.call(child.with_failing_sampler, crowd())
+    assert {str(one.error) for one in ended.values()} == {"the sampler failed"}
+
+
 def test_prompts_in_pieces_give_the_same(small: Child) -> None:
     given = talks(6, 300)
     ended = small.call(child.alone, inputs(given))

@@ -131,6 +131,7 @@ class OmniScheduler(AutoregressiveScheduler[R]):
             worked = self.engine.step(self._is_ready if self._feedback else None)
         except Exception as error:
             logger.exception("a step failed")
+            self.note_failure(error)  # first: on a GPU that is lost the rest fails, too
             for name in self.engine.fail_batch():
                 self.fail(name, error)
             return True

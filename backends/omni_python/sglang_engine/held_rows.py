@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 
@@ -13,6 +13,10 @@ class HeldRows:
         self._scheduler = scheduler
         self._names = names
         self._held: list[Any] = []
+
+    @property
+    def rows(self) -> Sequence[Any]:
+        return self._held
 
     def forget(self, request: Any) -> bool:
         """Whether the request was held; what it has in the cache is then the caller's to free."""
