@@ -15,6 +15,7 @@ import logging
 import queue
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -80,7 +81,8 @@ class ModelReloader:
         self._reload_s = limits.reload_s
         self._news: queue.SimpleQueue[_Died | _Loaded | None] = queue.SimpleQueue()
         self._due: dict[Replica, float] = {}
-        self._late: dict[Replica, float] = {}  # when each reload that goes on counts as stuck
+        self._late: dict[Replica, float] = {}  # when the last reload of each that goes on counts as stuck
+        self._reloads: Counter[Replica] = Counter()  # that go on: who is back and dies at once has a second one
         self._given_up: set[Replica] = set()
         self._start_s = {group.name: 0.0 for group in topology.groups}
         self._deaths = {
@@ -114,7 +116,9 @@ class ModelReloader:
                     self._start_s[process] = start_s
                     self._died(process, replica, "it died")
                 case _Loaded(loaded, error):
-                    self._late.pop(loaded, None)
+                    self._reloads[loaded] -= 1
+                    if not self._reloads[loaded]:
+                        del self._late[loaded]
                     if error:
                         self._died(*loaded, error)
 
@@ -127,6 +131,7 @@ class ModelReloader:
         for replica in [replica for replica, due in self._due.items() if due <= now]:
             del self._due[replica]
             self._late[replica] = now + self._limit(replica[0])
+            self._reloads[replica] += 1
             threading.Thread(target=self._reload, args=replica, name="omni-reload", daemon=True).start()
         for replica in [replica for replica, late in self._late.items() if late <= now]:
             self._late[replica] = now + self._limit(replica[0])
