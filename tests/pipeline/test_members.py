@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+import os
+import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import Mock
 
 import pytest
 
@@ -17,6 +20,7 @@ from omni_python.models.noop.config import NoopLinePipelineConfig
 from omni_python.pipeline.build import pipeline_spec
 from omni_python.pipeline.endpoint import Endpoint
 from omni_python.pipeline.members import HELD_UP, Members
+from omni_python.proto.messages import Peer, RegisterMessage
 from tests.pipeline.harness import Pipeline
 
 
@@ -86,3 +90,50 @@ def test_no_process_is_dismissed_that_can_still_be_chosen(line: Pipeline, monkey
     monkeypatch.setattr(registry, "retire", retire)
     line.processes["b"].drain(30)
     assert could_be_chosen == [True, False]
+
+
+@contextmanager
+def sleeper() -> Iterator[subprocess.Popen[bytes]]:
+    with subprocess.Popen(["sleep", "100"]) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+@pytest.mark.parametrize("what", ["forget", "send", "remove_socket", "on_lost"])
+def test_the_dead_are_seen_to_where_something_fails_for_one(what: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Two die at once, and both are told of, and started again."""
+    lost: list[int] = []
+    recovered: list[str] = []
+    endpoint = Mock(epoch=1)
+    endpoint.is_remote.return_value = False
+
+    def on_lost(peer: Peer, why: str) -> None:
+        lost.append(peer.epoch)
+        if what == "on_lost":
+            raise RuntimeError("a bug")
+
+    with ExitStack() as stack:
+        members = Members(
+            pipeline_spec(NoopLinePipelineConfig()),
+            endpoint,
+            15.0,
+            on_lost,
+            Mock(),
+            lambda process, replica, start_s: recovered.append(process),
+        )
+        processes = [stack.enter_context(sleeper()) for _ in "abc"]
+        for epoch, (name, process) in enumerate(zip("abc", processes, strict=True), 10):
+            members.register(RegisterMessage(epoch, name, [name], process.pid, f"{epoch}", (0, 0)))
+        if what != "on_lost":
+            getattr(endpoint, what).side_effect = RuntimeError("a bug")
+        for process in processes[:2]:
+            process.kill()
+            os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        members.wait(10)
+        assert sorted(lost) == [10, 11] and sorted(recovered) == ["a", "b"]
+        assert [peer.epoch for peer in members.registry.peers()] == [12]
+        assert "a bug" in caplog.text
+        members.close()
+        members.wait(0)

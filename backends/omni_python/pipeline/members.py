@@ -173,22 +173,31 @@ class Members:
     def wait(self, timeout: float) -> None:
         """Up to `timeout` seconds for deaths, and see to them."""
         for epoch in self._deaths.wait(timeout):
-            unloaded = epoch in self._leaving
-            self._departed.add(epoch)
-            peer = self.lose(epoch, "was unloaded" if unloaded else self._broken.pop(epoch, "died"))
-            self._endpoint.remove_socket(epoch)
+            try:
+                self._bury(epoch)
+            except Exception:  # each death is told once: the others are not to be lost with this one
+                log.exception("not all could be done that the death of a process asks for")
+
+    def _bury(self, epoch: int) -> None:
+        """A process is dead: whatever fails of what is to be done for that, it is started again."""
+        unloaded = epoch in self._leaving
+        self._departed.add(epoch)
+        peer = self.registry.remove(epoch)
+        try:
             if peer is None:  # it had left
                 self._endpoint.forget(epoch)
-            elif not unloaded and not self._has_successor(peer):
+            else:
+                self._lose(peer, "was unloaded" if unloaded else self._broken.pop(epoch, "died"))
+            self._endpoint.remove_socket(epoch)
+        finally:
+            if peer is not None and not unloaded and not self._has_successor(peer):
                 self._recover(peer.process, peer.replica, self._starts.seconds(peer.process, peer.replica))
 
-    def lose(self, epoch: int, what: str) -> Peer | None:
-        """A process is gone; None if it was already."""
+    def lose(self, epoch: int, what: str) -> None:
+        """A process is gone, unless it was already."""
         peer = self.registry.remove(epoch)
         if peer is not None:
             self._lose(peer, what)
-            self._broadcast_view()
-        return peer
 
     def check_heartbeats(self) -> None:
         """A process that has not registered for long, or is stopped, is killed, and recovered like any dead one.
@@ -261,8 +270,14 @@ class Members:
         self._heard.pop(peer.epoch, None)
         self._leaving.pop(peer.epoch, None)
         self._deaths.forget(peer.epoch)
-        self._endpoint.forget(peer.epoch)
-        self._on_lost(peer, what)
+        try:
+            self._endpoint.forget(peer.epoch)
+        except Exception:  # its requests fail all the same: nobody else would end them
+            log.exception("what was kept for process %s could not all be let go", name)
+        try:
+            self._on_lost(peer, what)
+        finally:
+            self._broadcast_view()
 
     # -- messages to them
 
