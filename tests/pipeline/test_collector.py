@@ -14,8 +14,9 @@ from omni_python.pipeline.collector import Collector
 from omni_python.pipeline.requests import Request, Requests, RequestState
 from omni_python.pipeline.spec import Limits, PipelineSpec
 from omni_python.proto.errors import Unavailable
-from omni_python.proto.messages import CompleteMessage, WireError
-from omni_python.proto.payload import TextOutput
+from omni_python.proto.messages import CompleteMessage, StreamMessage, WireError
+from omni_python.proto.payload import Payload, TextOutput
+from omni_python.relay.base import TransferFailed
 from tests.pipeline.harness import Sink
 
 PATIENCE = 0.3
@@ -32,6 +33,9 @@ class Answers:
         before, self.before_put = self.before_put, lambda: None
         before()
         send()
+
+    def put_chunk(self, request_id: str, sink: Sink, payload: Payload) -> None:
+        sink.chunk(payload)
 
 
 class SlowSet(set[str]):
@@ -54,7 +58,12 @@ class Case:
         feeders = {"text": frozenset(("a", "text")), "speech": frozenset(("a", "speech"))}
         processes = {"a": ("a",), "t": ("text",), "s": ("speech",)}
         spec = PipelineSpec("two", "a", processes, dict.fromkeys(processes, 1), feeders)
-        self.carrier = SimpleNamespace(unpack=lambda epoch, payload: payload, cleanup=lambda *_: None)
+        self.declined: list[object] = []
+        self.carrier = SimpleNamespace(
+            unpack=lambda epoch, payload: payload,
+            decline=lambda epoch, payload: self.declined.append(payload),
+            cleanup=lambda *_: None,
+        )
         direct = SimpleNamespace(take=lambda answer: False)
         endpoint: Any = SimpleNamespace(epoch=1, carrier=self.carrier, direct=direct)
         self.answers = Answers()
@@ -70,6 +79,10 @@ class Case:
         self.sink = Sink()
         self.request = Request("1", self.sink, everything, frozenset(processes), now, now + 60, None, True, None)
         self.requests.admit(self.request, 60)
+
+    def chunk(self, stage: str) -> None:
+        payload: Any = TextOutput(stage)
+        self.collector.take_chunk(StreamMessage(2, "1", stage, payload))
 
     def result(self, stage: str) -> None:
         payload: Any = TextOutput(stage)
@@ -135,3 +148,27 @@ def test_a_result_of_a_request_that_has_ended_meanwhile_is_dropped() -> None:
     case.carrier.unpack = unpack
     case.result("text")
     assert case.came() == ["fail"]
+
+
+@pytest.mark.parametrize("send", [Case.chunk, Case.result])
+@pytest.mark.parametrize("known", [True, False], ids=["known", "not yet known"])
+def test_what_a_dead_process_sent_last_ends_nothing_else(send: Callable[[Case, str], None], known: bool) -> None:
+    """Its bytes are gone with it, whether it is known by then that it died."""
+    case = Case()
+
+    def gone(epoch: int, payload: Any) -> Any:
+        raise TransferFailed("the sender's shared memory cannot be opened")
+
+    unpack, case.carrier.unpack = case.carrier.unpack, gone
+    if known:
+        case.failure("speech")
+    send(case, "speech")
+    assert len(case.declined) == known, "what is not read is given back, once"
+    case.carrier.unpack = unpack
+    case.failure("speech")
+    case.chunk("text")
+    send(case, "speech")
+    assert case.requests.get("1") is case.request
+    case.result("text")
+    assert case.came() == ["chunk", "text", "fail"]
+    assert str(case.request.error) == ("speech is gone" if known else "the sender's shared memory cannot be opened")

@@ -55,7 +55,7 @@ class Collector:
     def take_chunk(self, message: StreamMessage) -> None:
         """A terminal stage has a part for the client."""
         request = self._requests.get(message.request_id)
-        payload = self._payload(request, message.epoch, message.payload)
+        payload = self._payload(request, message.source, message.epoch, message.payload)
         if request is not None and payload is not None:
             if request.trace is not None:
                 request.trace.work.arrived(message.source, stream=True)
@@ -69,7 +69,7 @@ class Collector:
             if request is not None:
                 self.fail_part(request, {message.source}, message.error.exception())
             return
-        payload = self._payload(request, message.epoch, message.payload)
+        payload = self._payload(request, message.source, message.epoch, message.payload)
         if request is None or payload is None:
             return
         if message.source not in request.terminals:
@@ -135,14 +135,15 @@ class Collector:
             )
         self._end_if_complete(request)
 
-    def _payload(self, request: Request | None, epoch: int, envelope: Envelope | None) -> Payload | None:
-        if request is None or envelope is None:
+    def _payload(self, request: Request | None, source: str, epoch: int, envelope: Envelope | None) -> Payload | None:
+        """None where there is none, or none is wanted any more: nothing follows what a stage has failed with."""
+        if request is None or envelope is None or source in request.failed:
             self._carrier.decline(epoch, envelope)
             return None
         try:
             return self._carrier.unpack(epoch, envelope)
-        except OmniError as error:
-            self.end(request, RequestState.FAILED, error)
+        except OmniError as error:  # the process may have died, with the bytes
+            self.fail_part(request, {source}, error)
             return None
 
     def end(self, request: Request, state: RequestState, error: OmniError) -> None:
