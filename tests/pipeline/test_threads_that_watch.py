@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from omni_python.control import safely
 from omni_python.control.liveness import read_life_signs
 from omni_python.models.noop.config import NoopLinePipelineConfig
 from omni_python.pipeline import membership, watcher
@@ -54,7 +55,7 @@ class BadSink(Sink):
 def test_the_watcher_goes_on_where_a_look_fails(
     directory: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(watcher, "PAUSE", 0.01)
+    monkeypatch.setattr(safely, "PAUSE", 0.01)
     monkeypatch.setattr(watcher, "PERIOD", 0.05)
     requests = Requests(Limits(), lambda trace: None, lambda: None, lambda request: None)
     ended: dict[str, OmniError] = {}
@@ -108,6 +109,19 @@ def test_deadlines_are_kept_after_one_that_could_not_be_told(caplog: pytest.LogC
     finally:
         watch.stop()
     assert "could not end request r0" in caplog.text and "a bug in what ends requests" in caplog.text
+
+
+def test_deadlines_are_kept_beside_one_further_off_than_a_thread_can_wait() -> None:
+    expired: list[str] = []
+    watch = DeadlineWatch(lambda stage, request_id: expired.append(request_id))
+    watch.add("s", "far", time.monotonic() + 1e10)
+    watch.start()
+    try:
+        watch.add("s", "near", time.monotonic())
+        wait_until(lambda: expired == ["near"])
+        assert len(watch) == 1
+    finally:
+        watch.stop()
 
 
 def test_a_process_stays_registered_where_a_registration_fails(

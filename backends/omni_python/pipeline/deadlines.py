@@ -82,6 +82,6 @@ class DeadlineWatch:
                 if overdue:
                     return overdue
                 self._wakes = self._heap[0][0] if self._heap else math.inf
-                self._changed.wait(self._wakes - now if self._heap else None)
+                self._changed.wait(min(self._wakes - now, threading.TIMEOUT_MAX))
                 self._wakes = -math.inf
             return None
