@@ -69,3 +69,23 @@ def test_closing_gives_every_descriptor_back() -> None:
                 watch.wait(0)
         assert process.poll() is None
         process.kill()
+
+
+def test_a_process_is_watched_once_however_often_that_is_asked() -> None:
+    watch = DeathWatch()
+    with child() as process:
+        with none_kept_by_each_of(10):
+            for _ in range(10):
+                watch.watch(1, process.pid)
+        watch.forget(1)
+        assert not watch.kill(1), "nothing is watched any more"
+        watch.watch(1, process.pid)
+        assert watch.kill(1)
+        process.wait()
+        assert wait_for(watch, 5) == [1]
+        for _ in range(2):
+            watch.watch(1, process.pid)
+        assert watch.kill(1), "its death is yet to be told"
+        assert wait_for(watch, 5) == [1]
+    watch.close()
+    watch.wait(0)

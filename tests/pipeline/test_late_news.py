@@ -1,7 +1,10 @@
-"""What a process has sent before its death may be read after it, by the orchestrator and by a host's keeper."""
+"""What an orchestrator, and a host's keeper, make of registrations that come after a death, or of which they can make
+nothing at first."""
 
 from __future__ import annotations
 
+import errno
+import os
 import queue
 import subprocess
 import sys
@@ -24,6 +27,7 @@ from omni_python.pipeline.membership import coordinator_address
 from omni_python.pipeline.place import Place
 from omni_python.proto.messages import RegisterMessage, new_epoch
 from omni_python.relay.base import RelaySettings
+from tests.waiting import wait_until
 
 Recover = Callable[[str, int, float], None]
 
@@ -91,3 +95,44 @@ def test_a_last_heartbeat_does_not_bring_a_dead_process_back(
         for process in processes:
             process.kill()
             process.communicate()
+
+
+@pytest.mark.parametrize("make", [coordinator, keeper])
+def test_a_process_that_cannot_be_watched_at_first_is_watched_later(
+    directory: Path, make: Callable[[Path, Recover], Overseer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Descriptors have run out for a moment: its death is seen all the same."""
+    config = NoopLinePipelineConfig()
+    group = resolve_topology(config).groups[1]
+    recovered: queue.SimpleQueue[str] = queue.SimpleQueue()
+    overseer = make(directory, lambda process, replica, start_s: recovered.put(process))
+    outlet = LocalOutlet(coordinator_address(directory, config.resolved_name))
+    asked: queue.SimpleQueue[int] = queue.SimpleQueue()
+    fails = True
+
+    def pidfd_open(pid: int, open_it: Callable[[int], int] = os.pidfd_open) -> int:
+        asked.put(pid)
+        if fails:
+            raise OSError(errno.EMFILE, "too many open files")
+        return open_it(pid)
+
+    monkeypatch.setattr(os, "pidfd_open", pidfd_open)
+    overseer.start()
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        try:
+            epoch = new_epoch()
+            address = str(directory / f"{epoch}")
+            heartbeat = RegisterMessage(epoch, group.name, list(group.stages), process.pid, address, (0, 0))
+            outlet.send(heartbeat)
+            assert asked.get(timeout=10) == process.pid
+            wait_until(lambda: not overseer.serves(group.name))
+            fails = False
+            outlet.send(heartbeat)
+            assert asked.get(timeout=10) == process.pid
+            wait_until(lambda: overseer.serves(group.name))
+            process.kill()
+            assert recovered.get(timeout=10) == group.name
+        finally:
+            process.kill()
+            outlet.close()
+            overseer.stop()

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from types import SimpleNamespace
 from typing import Any, cast
-from unittest.mock import Mock
+from unittest.mock import ANY, Mock
 
 import pytest
 
@@ -20,6 +20,7 @@ from omni_python.models.noop.config import NoopLinePipelineConfig
 from omni_python.pipeline.build import pipeline_spec
 from omni_python.pipeline.endpoint import Endpoint
 from omni_python.pipeline.members import HELD_UP, Members
+from omni_python.proto.errors import OmniError
 from omni_python.proto.messages import Peer, RegisterMessage
 from tests.pipeline.harness import Pipeline
 
@@ -137,3 +138,41 @@ def test_the_dead_are_seen_to_where_something_fails_for_one(what: str, caplog: p
         assert "a bug" in caplog.text
         members.close()
         members.wait(0)
+
+
+def test_a_process_that_cannot_be_reached_at_first_registers_again() -> None:
+    endpoint, recover = Mock(epoch=1), Mock()
+    endpoint.is_remote.return_value = False
+    members = Members(pipeline_spec(NoopLinePipelineConfig()), endpoint, 15.0, Mock(), Mock(), recover)
+    with sleeper() as process:
+        message = RegisterMessage(10, "a", ["a"], process.pid, "10", (0, 0))
+        endpoint.connect.side_effect = [OmniError("it cannot be reached"), None]
+        with pytest.raises(OmniError, match="cannot be reached"):
+            members.register(message)
+        assert not members.registry.serves("a")
+        members.register(message)
+        assert members.registry.serves("a")
+        process.kill()
+        process.wait()
+        members.wait(10)
+        recover.assert_called_once_with("a", 0, ANY)
+    members.close()
+    members.wait(0)
+
+
+def test_a_silent_process_that_is_not_watched_is_lost_and_started_again() -> None:
+    """Nothing would tell of its death."""
+    endpoint, lost, recover = Mock(epoch=1), Mock(), Mock()
+    endpoint.is_remote.return_value = False
+    members = Members(pipeline_spec(NoopLinePipelineConfig()), endpoint, 15.0, lost, Mock(), recover)
+    with sleeper() as process:
+        members.register(RegisterMessage(10, "a", ["a"], process.pid, "10", (0, 0)))
+        members._deaths.forget(10)
+        members._heard[10] -= 20
+        for _ in range(2):
+            members.check_heartbeats()
+        lost.assert_called_once_with(ANY, "was silent for 20 s and killed")
+        recover.assert_called_once_with("a", 0, ANY)
+        assert not members.registry.serves("a")
+    members.close()
+    members.wait(0)

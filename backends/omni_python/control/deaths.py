@@ -30,7 +30,11 @@ class DeathWatch:
         self.closed = False
 
     def watch(self, key: int, pid: int) -> None:
-        """Watch `pid` under `key`; one that is gone already is reported by the next `wait`."""
+        """Watch `pid` under `key`, unless that is done already; one that is gone is reported by the next `wait`. Raises
+        OSError where no descriptor can be had for it: nothing is watched then."""
+        with self._lock:
+            if key in self._gone or key in self._keys.values():
+                return
         try:
             pidfd = os.pidfd_open(pid)
         except ProcessLookupError:
@@ -48,13 +52,17 @@ class DeathWatch:
             for pidfd in [pidfd for pidfd, watched in self._keys.items() if watched == key]:
                 self._drop(pidfd)
 
-    def kill(self, key: int) -> None:
-        """Kill a watched process that no longer answers; its death is then reported like any other."""
+    def kill(self, key: int) -> bool:
+        """Kill a watched process that no longer answers; its death is then reported like any other. False where none is
+        watched under this key."""
         with self._lock:
+            found = key in self._gone
             for pidfd, watched in self._keys.items():
                 if watched == key:
+                    found = True
                     with suppress(ProcessLookupError):
                         signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+        return found
 
     def stopped(self, now: float) -> list[int]:
         """The keys of those that are stopped by a signal (see `StopWatch`); `now` is of the monotonic clock."""

@@ -95,9 +95,7 @@ class Keeper:
                     return
                 self._heard[message.epoch] = time.monotonic()
                 if message.epoch not in self._processes:
-                    self._processes[message.epoch] = message
-                    self._deaths.watch(message.epoch, message.pid)
-                    self._starts.started(message.process, message.replica, message.pid)
+                    self._welcome(message)
             case LeaveMessage():
                 self._leaving.add(message.epoch)
             case BrokenMessage():
@@ -108,6 +106,16 @@ class Keeper:
                 self._deaths.wake()
             case _:
                 log.warning("a keeper got a %s; ask the host of the orchestrator", type(message).__name__)
+
+    def _welcome(self, message: RegisterMessage) -> None:
+        self._processes[message.epoch] = message  # first: it may be found dead at once
+        try:
+            self._deaths.watch(message.epoch, message.pid)
+        except BaseException:  # as where descriptors have run out: its next registration is the first once more
+            self._processes.pop(message.epoch, None)
+            self._heard.pop(message.epoch, None)
+            raise
+        self._starts.started(message.process, message.replica, message.pid)
 
     # -- watching thread
 

@@ -104,17 +104,27 @@ class Members:
             log.warning("refused a registration: %s", error)
             return
         self._heard[message.epoch] = time.monotonic()
-        if replaced is not None:
-            self._step_back(replaced)
         if peer is not None:
+            try:
+                self._welcome(peer, replaced)
+            except BaseException:  # as where descriptors have run out: its next registration is the first once more
+                self.registry.remove(peer.epoch)
+                self._heard.pop(peer.epoch, None)
+                self._deaths.forget(peer.epoch)
+                self._endpoint.forget(peer.epoch)
+                raise
             self._given_up.pop((peer.process, peer.replica), None)
-            self._endpoint.connect(peer.epoch, peer.address, peer.site)
-            if not self._endpoint.is_remote(peer.site):
-                self._deaths.watch(peer.epoch, peer.pid)
-                self._starts.started(peer.process, peer.replica, peer.pid)
             self._broadcast_view()
         elif self._endpoint.is_remote(message.site) or message.view != (self._endpoint.epoch, self.registry.version):
             self._tell(message.epoch, self._view())
+
+    def _welcome(self, peer: Peer, replaced: Peer | None) -> None:
+        if replaced is not None:
+            self._step_back(replaced)
+        self._endpoint.connect(peer.epoch, peer.address, peer.site)
+        if not self._endpoint.is_remote(peer.site):
+            self._deaths.watch(peer.epoch, peer.pid)
+            self._starts.started(peer.process, peer.replica, peer.pid)
 
     def leave(self, epoch: int) -> None:
         """A process's model is being unloaded: it gets nothing new, and goes once nothing needs it."""
@@ -222,11 +232,12 @@ class Members:
                     self._cut(epoch, f"has not been heard of for {now - heard:.0f} s")
                     continue
                 self._heard.pop(epoch, None)
-                self._kill(epoch, f"was silent for {now - heard:.0f} s and killed")
+                if not self._kill(epoch, f"was silent for {now - heard:.0f} s and killed") and peer is not None:
+                    self._bury(epoch)  # it is not watched: no death would be told
 
-    def _kill(self, epoch: int, why: str) -> None:
+    def _kill(self, epoch: int, why: str) -> bool:
         self._broken.setdefault(epoch, why)
-        self._deaths.kill(epoch)
+        return self._deaths.kill(epoch)
 
     def _cut(self, epoch: int, what: str) -> None:
         """A process of another host may live, but is lost for now."""
