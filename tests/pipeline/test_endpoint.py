@@ -210,6 +210,25 @@ def test_a_peer_is_reconnected_without_holding_up_others(
         assert {done.get(timeout=10) for _ in busy} == {"given up", "reconnected"}
 
 
+def test_a_peer_can_be_reconnected_after_that_has_failed(
+    directory: Path, place: NetworkPlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError("no socket can be had")
+
+    heard: queue.SimpleQueue[ControlMessage] = queue.SimpleQueue()
+    with endpoint(directory, lambda message: None, place=place) as sender, endpoint(directory, heard.put) as other:
+        sender.connect(other.epoch, f"tcp://127.0.0.1:{free_port()}")
+        with monkeypatch.context() as patch:
+            patch.setattr(networks.Network, "outlet", fail)
+            for _ in range(2):
+                with pytest.raises(OSError, match="no socket"):
+                    sender.reconnect(other.epoch, f"tcp://127.0.0.1:{free_port()}")
+        sender.reconnect(other.epoch, other.address)
+        sender.send(other.epoch, AbortMessage(1, "you"))
+        assert heard.get(timeout=10) == AbortMessage(1, "you")
+
+
 def test_an_endpoint_that_cannot_be_made_leaves_nothing(directory: Path, place: NetworkPlace) -> None:
     place = replace(place, address="192.0.2.1")
     missing = str(directory / "missing" / "socket")

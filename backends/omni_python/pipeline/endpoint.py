@@ -154,8 +154,9 @@ class Endpoint:
     def reconnect(self, epoch: int, address: str) -> None:
         """Drop what is queued for a peer, which does not take it, and try anew."""
         with self._lock:
-            outlet = self._outlets.pop(epoch)
-        outlet.close()  # which waits for whoever is sending: nobody else need wait for that
+            outlet = self._outlets.pop(epoch, None)
+        if outlet is not None:  # else the last attempt failed
+            outlet.close()  # which waits for whoever is sending: nobody else need wait for that
         self.connect(epoch, address)
 
     def forget(self, epoch: int, linger: float = 0.0) -> None:
