@@ -1,16 +1,24 @@
-"""A stage process whose scheduler cannot go on leaves, and its requests are told why at once."""
+"""A stage process whose scheduler, or whose routing, cannot go on leaves; its requests are told why at once."""
 
 from __future__ import annotations
 
+import queue
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from omni_python.models.noop.config import NoopStreamPipelineConfig
+from omni_python.pipeline.deadlines import DeadlineWatch
+from omni_python.pipeline.stage import Stage
+from omni_python.pipeline.stage_spec import StageSpec
 from omni_python.proto.errors import Unavailable
+from omni_python.proto.payload import TextOutput
+from omni_python.proto.work import IncomingMessage, OutgoingMessage
+from omni_python.scheduling.loop import LoopScheduler
 from tests.pipeline.harness import running
 from tests.waiting import wait_until
 
@@ -56,3 +64,35 @@ def test_the_process_leaves_and_its_requests_are_told_why(directory: Path) -> No
             process.kill()
             process.communicate()
         pipeline.wait_empty()
+
+
+class Echo(LoopScheduler):
+    def take(self, message: IncomingMessage) -> None:
+        self.outbox.put(OutgoingMessage(message.request_id, "result", message.data))
+
+    def drop(self, request_id: str) -> None: ...
+
+
+class BadOutlet:
+    """Does nothing, but for looking at inputs and sending errors, which fail."""
+
+    def check_inputs(self, *arguments: object) -> None:
+        raise ValueError("a bug in what looks at inputs")
+
+    def send_failure(self, *arguments: object) -> None:
+        raise ValueError("a bug in what sends errors")
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *arguments: ()
+
+
+def test_a_stage_whose_routing_fails_ends_its_process() -> None:
+    reasons: queue.SimpleQueue[str] = queue.SimpleQueue()
+    scheduler = Echo("echo")
+    scheduler.on_broken = reasons.put
+    outlet: Any = BadOutlet()
+    stage = Stage(StageSpec("c", terminal=True), scheduler, outlet, DeadlineWatch(lambda *_: None))
+    stage.start()
+    stage.on_payload("1", "b", TextOutput("x"))
+    assert "a bug in what sends errors" in reasons.get(timeout=10)
+    stage.stop()

@@ -103,3 +103,28 @@ def test_what_is_queued_at_the_end_is_sent(sent: Sent) -> None:
     credits.start()
     credits.stop()
     assert sent.next()[2:] == (7, "shm", [0, 1, 2, 3, 4])
+
+
+def test_credits_are_still_sent_after_a_bug_in_what_sends_them(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(credits_module, "RETRY", 0.05)
+    sent: queue.SimpleQueue[tuple[int, list[int]]] = queue.SimpleQueue()
+    failed = threading.Event()
+
+    def send(epoch: int, relay: str, generations: list[int], wait: bool) -> bool:
+        if not failed.is_set():
+            failed.set()
+            raise RuntimeError("a bug in what sends")
+        sent.put((epoch, generations))
+        return True
+
+    credits = Credits(send)
+    credits.start()
+    credits.note(7, "shm", 1)
+    assert failed.wait(10)
+    assert sent.get(timeout=10) == (7, [1])
+    credits.note(8, "shm", 2)
+    assert sent.get(timeout=10) == (8, [2])
+    credits.stop()
+    assert "a bug in what sends" in caplog.text

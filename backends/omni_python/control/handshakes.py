@@ -18,6 +18,7 @@ from zmq.utils import z85
 from zmq.utils.monitor import parse_monitor_message
 
 from omni_python.control.curve import CurveKey
+from omni_python.control.safely import safely
 
 ZAP_DOMAIN = b"omni"
 
@@ -54,6 +55,7 @@ class Handshakes:
         self._watched: dict[bytes, tuple[str, Callable[[], object] | None]] = {}  # by the monitor's address
         self._connected: set[zmq.Socket[bytes]] = set()
         self._logged: dict[str, float] = {}
+        self._is_stopped = False
         self._thread = threading.Thread(target=self._run, name="omni-handshakes", daemon=True)
         self._thread.start()
 
@@ -80,34 +82,45 @@ class Handshakes:
         poller = zmq.Poller()
         poller.register(self._zap, zmq.POLLIN)
         poller.register(self._orders, zmq.POLLIN)
-        running = True
-        while running:
+        while not self._is_stopped:
             for ready, _ in poller.poll():
-                if ready is self._zap:
-                    self._decide(self._zap.recv_multipart())
-                elif ready is self._orders:
-                    running = self._take_order(poller)
-                elif not self._hear(ready):
-                    poller.unregister(ready)
-                    del self._watched[self._monitors.pop(ready)]
-                    self._connected.discard(ready)
-                    ready.close(linger=0)
+                safely("what was to be seen to of a handshake", self._see_to, ready, poller)
         for own in (self._zap, self._orders, *self._monitors):
             own.close(linger=0)
 
-    def _take_order(self, poller: zmq.Poller) -> bool:
+    def _see_to(self, ready: Any, poller: zmq.Poller) -> None:
+        if ready is self._zap:
+            self._decide(self._zap.recv_multipart())
+        elif ready is self._orders:
+            self._take_order(poller)
+        elif not self._hear(ready):
+            poller.unregister(ready)
+            del self._watched[self._monitors.pop(ready)]
+            self._connected.discard(ready)
+            ready.close(linger=0)
+
+    def _take_order(self, poller: zmq.Poller) -> None:
         address = self._orders.recv()
         if not address:
-            return False
+            self._is_stopped = True
+            return
         monitor = self._context.socket(zmq.PAIR)
         monitor.connect(address.decode())
         self._monitors[monitor] = address
         poller.register(monitor, zmq.POLLIN)
-        return True
 
     def _decide(self, request: list[bytes]) -> None:
-        """A question of ZAP: version, id, domain, address, identity, mechanism, credentials."""
-        version, number, _, address, _, mechanism, *credentials = request
+        """A question of ZAP: version, id, domain, address, identity, mechanism, credentials. Without an answer to it
+        there would be no next one."""
+        known = False
+        try:
+            version, _, _, address, _, mechanism, *credentials = request
+            known = self._is_known(version, address, mechanism, credentials)
+        finally:
+            status = (b"200", b"OK") if known else (b"400", b"unknown key")
+            self._zap.send_multipart([_ZAP_VERSION, request[1], *status, b"", b""])
+
+    def _is_known(self, version: bytes, address: bytes, mechanism: bytes, credentials: list[bytes]) -> bool:
         known = (
             version == _ZAP_VERSION
             and mechanism == b"CURVE"
@@ -117,8 +130,7 @@ class Handshakes:
         if not known:
             peer = address.decode(errors="replace").removeprefix("::ffff:")
             self._log(f"refused a connection from {peer}, which has another key")
-        status = (b"200", b"OK") if known else (b"400", b"unknown key")
-        self._zap.send_multipart([_ZAP_VERSION, number, *status, b"", b""])
+        return known
 
     def _hear(self, monitor: Any) -> bool:
         """An event of a watched socket; False if it was the last."""

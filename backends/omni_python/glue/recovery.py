@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from omni_python.config.parts import LimitsConfig
 from omni_python.config.topology import Topology
 from omni_python.control.back_off import WINDOW, BackOff
+from omni_python.control.safely import safely
 from omni_python.glue.repository import is_loaded, load_model, unload_model
 
 FIRST_DELAY = 0.05
@@ -32,6 +33,8 @@ UNLOAD_TIMEOUT = 60.0
 
 START_FACTOR = 5.0
 """A reload may take that many times as long as the process took to start before."""
+
+_WHAT = "what was to be done for a dead process"
 
 Replica = tuple[str, int]
 """A process and the number of the replica; 0 for the only one."""
@@ -107,20 +110,23 @@ class ModelReloader:
             try:
                 news = self._news.get(timeout=self._time_to_next())
             except queue.Empty:
-                self._look_at_clock()
+                safely(_WHAT, self._look_at_clock)
                 continue
-            match news:
-                case None:
-                    return
-                case _Died((process, replica), start_s):
-                    self._start_s[process] = start_s
-                    self._died(process, replica, "it died")
-                case _Loaded(loaded, error):
-                    self._reloads[loaded] -= 1
-                    if not self._reloads[loaded]:
-                        del self._late[loaded]
-                    if error:
-                        self._died(*loaded, error)
+            if news is None:
+                return
+            safely(_WHAT, self._take, news)
+
+    def _take(self, news: _Died | _Loaded) -> None:
+        match news:
+            case _Died((process, replica), start_s):
+                self._start_s[process] = start_s
+                self._died(process, replica, "it died")
+            case _Loaded(loaded, error):
+                self._reloads[loaded] -= 1
+                if not self._reloads[loaded]:
+                    del self._late[loaded]
+                if error:
+                    self._died(*loaded, error)
 
     def _time_to_next(self) -> float | None:
         times = [*self._due.values(), *self._late.values()]
@@ -129,10 +135,10 @@ class ModelReloader:
     def _look_at_clock(self) -> None:
         now = time.monotonic()
         for replica in [replica for replica, due in self._due.items() if due <= now]:
-            del self._due[replica]
+            threading.Thread(target=self._reload, args=replica, name="omni-reload", daemon=True).start()
+            del self._due[replica]  # else no thread could be started, and it is tried again
             self._late[replica] = now + self._limit(replica[0])
             self._reloads[replica] += 1
-            threading.Thread(target=self._reload, args=replica, name="omni-reload", daemon=True).start()
         for replica in [replica for replica, late in self._late.items() if late <= now]:
             self._late[replica] = now + self._limit(replica[0])
             self._tell_stuck(*replica)

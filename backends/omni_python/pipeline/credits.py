@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
 import time
@@ -19,6 +20,8 @@ SendFn = Callable[[int, str, list[int], bool], bool]
 RETRY = 0.5
 """Seconds until what could not be sent is tried again: with a credit its slot would be lost, until this process ends.
 """
+
+log = logging.getLogger(__name__)
 
 
 class Credits:
@@ -61,12 +64,19 @@ class Credits:
             ended = None in credits
             late = False
             for (epoch, relay), generations in _by_peer(credits).items():
-                if not self._send(epoch, relay, generations, True):
+                if not self._try(epoch, relay, generations):
                     late = True
                     for generation in generations:
                         self._queue.put((epoch, relay, generation))
             if late and not ended:
                 time.sleep(RETRY)
+
+    def _try(self, epoch: int, relay: str, generations: list[int]) -> bool:
+        try:
+            return self._send(epoch, relay, generations, True)
+        except Exception:  # without this thread all credits would be lost
+            log.exception("credits could not be sent")
+            return False
 
 
 def _by_peer(credits: list[Credit | None]) -> dict[tuple[int, str], list[int]]:

@@ -53,7 +53,9 @@ class Stage:
         self._routing = Routing(spec, outlet, self._open)
         if scheduler.sends_itself:
             scheduler.outbox = DirectQueue(self._route_safely)
-        self._thread = threading.Thread(target=self._route_outputs, name=f"omni-{spec.name}", daemon=True)
+        self._thread = threading.Thread(
+            target=scheduler.run_to_end, args=(self._route_outputs,), name=f"omni-{spec.name}", daemon=True
+        )
 
     def start(self) -> None:
         self.scheduler.start()

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from omni_python.control.liveness import PERIOD, LifeSign, write_life_sign
+from omni_python.control.safely import safely
 from omni_python.pipeline.members import Members
 from omni_python.pipeline.requests import Request, Requests, RequestState
 from omni_python.proto.errors import Cancelled, DeadlineExceeded, OmniError
@@ -22,9 +23,6 @@ LOOKS = 10
 
 DOZE = 1.0
 """Seconds without a request after which the watcher sleeps until one comes. To wake it costs as much as many looks."""
-
-PAUSE = 0.25
-"""Seconds of rest after a look that failed: what fails each time must fill neither the log nor the CPU."""
 
 REPORT_TIME = 0.1
 """Seconds past a deadline in which a stage may tell that it has dropped the request, before the coordinator ends it."""
@@ -85,11 +83,7 @@ class Watcher:
 
     def _safely(self, look: Callable[..., object], *arguments: object) -> None:
         """Neither the other looks nor this thread end with one that fails: nobody else would keep deadlines."""
-        try:
-            look(*arguments)
-        except Exception:
-            log.exception("what the coordinator looks at now and then could not be seen to")
-            time.sleep(PAUSE)
+        safely("what the coordinator looks at now and then", look, *arguments)
 
     def _check_clients(self) -> None:
         if not self._to_look_at:  # many are served before their first look
