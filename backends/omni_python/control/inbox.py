@@ -74,12 +74,16 @@ class Inbox:
     def replace_thread(self) -> None:
         """The thread is held up in `handle`: another one goes on, and that one ends when it comes back. Where no other
         can be started, that one goes on when it comes back."""
-        thread = threading.Thread(target=self._run, name="omni-inbox", daemon=True)
-        thread.start()
-        self._thread = thread
+        held_up = self._thread
+        self._thread = threading.Thread(target=self._run, name="omni-inbox", daemon=True)  # first: two never receive
+        try:
+            self._thread.start()
+        except BaseException:
+            self._thread = held_up
+            raise
 
     def _run(self) -> None:
-        me = self._thread = threading.current_thread()
+        me = threading.current_thread()
         while self._thread is me:
             if self._received:
                 self._take(self._received.popleft())

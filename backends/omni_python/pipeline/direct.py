@@ -81,6 +81,6 @@ class DirectCalls:
                 self._let_another_go_on()
 
     def _let_another_go_on(self) -> None:
+        self._replace()  # first: where that fails, the next look tries again
         self._since = 0.0
         self._held_up += 1
-        self._replace()

@@ -15,6 +15,7 @@ from omni_python.control.directory import leave_directory, remove_leftovers
 from omni_python.control.inbox import Inbox
 from omni_python.control.liveness import PERIOD, LifeSign, remove_life_sign, write_life_sign
 from omni_python.control.network import Network
+from omni_python.control.safely import safely
 from omni_python.control.stops import PERIOD as LOOK_PERIOD
 from omni_python.pipeline.endpoint import socket_name
 from omni_python.pipeline.members import HELD_UP, STOPPED
@@ -124,12 +125,12 @@ class Keeper:
         next_sign = 0.0
         while not self._deaths.closed:
             for epoch in self._deaths.wait(LOOK_PERIOD):
-                self._lose(epoch)
+                safely("what the death of a process asks for", self._lose, epoch)
             now = time.monotonic()
             if now - checked > HELD_UP:  # this process was: nobody could be heard meanwhile
                 self._heard = dict.fromkeys(list(self._heard), now)
             checked = now
-            self._end_stuck(now)
+            safely("the look for stuck processes", self._end_stuck, now)
             if now >= next_sign or self._draining:
                 next_sign = now + PERIOD
                 self._show_life()
