@@ -78,7 +78,7 @@ def test_reads_the_tensors_of_a_prefix_from_shards(checkpoint: Path, tmp_path: P
 
 
 def test_errors_name_what_is_missing(checkpoint: Path, tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"nowhere.* does not exist"):
+    with pytest.raises(CheckpointError, match=r"nowhere.* is not there; `omni checkpoint` makes"):
         load_config(tmp_path / "nowhere")
     with pytest.raises(CheckpointError, match=r"has no config\.json"):
         load_config(tmp_path)
