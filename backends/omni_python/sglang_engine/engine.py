@@ -14,6 +14,7 @@ import torch
 
 from omni_python.proto.errors import OmniError
 from omni_python.sglang_engine.config import EngineConfig
+from omni_python.sglang_engine.giving_up import in_hand, release
 from omni_python.sglang_engine.held_rows import HeldRows
 from omni_python.sglang_engine.hooks import Choice, StepHooks
 from omni_python.sglang_engine.launch import check_version, leave_groups, start_scheduler
@@ -137,7 +138,7 @@ class Engine:
             return
         del self._names[request]
         if self._held.forget(request):
-            self._release(request)
+            release(self._scheduler, request)
         elif not request.finished():
             self._scheduler.abort_request(AbortReq(rid=request.rid))
 
@@ -178,38 +179,19 @@ class Engine:
     def fail_batch(self) -> list[str]:
         """Give up everything that was in the batch that failed, or in the plan for it; the names of its rows."""
         scheduler, batch = self._scheduler, self._batch
-        requests = self._planned() if batch is None else list(batch.reqs)
+        requests = in_hand(scheduler, self._requests.values(), self._held.rows) if batch is None else list(batch.reqs)
         if scheduler.chunked_req in requests:
             scheduler.chunked_req = None
         scheduler.last_batch = self._batch = None
         for request in requests:
             if request.req_pool_idx is not None or not request.finished():
-                self._release(request)
+                release(self._scheduler, request)
         scheduler.running_batch.filter_batch()
         scheduler.running_batch.batch_is_full = False
         names = [self._names[request] for request in requests if request in self._names]
         for name in names:
             del self._names[self._requests.pop(name)]
         return names
-
-    def _planned(self) -> list[Any]:
-        """What a plan that failed had in hand: SGLang had taken it off its queue and put it nowhere else yet, or had
-        begun to make room for its next token. Where there is no such request the plan would fail again: then all that
-        run, or, where none do, all that wait."""
-        scheduler, last = self._scheduler, self._scheduler.last_batch
-        if last is not None and scheduler.running_batch.is_empty():
-            scheduler.running_batch = last  # a plan begins with this
-        running = [request for request in scheduler.running_batch.reqs if not request.finished()]
-        known = dict.fromkeys([*self._requests.values(), *running])
-        safe = {request for request in running if not _is_changed(request)} - {scheduler.chunked_req}
-        safe.update(scheduler.waiting_queue, self._held.rows)
-        if in_hand := [request for request in known if request not in safe]:
-            return in_hand
-        if not running:
-            running, scheduler.waiting_queue = scheduler.waiting_queue, []
-            for request in running:
-                request.last_node = None  # it was looked up, and not locked
-        return running
 
     def take_lost(self) -> list[str]:
         """Requests that SGLang gave up since the last call, since the KV cache could not hold even them alone."""
@@ -290,21 +272,6 @@ class Engine:
             self.retractions += request.retraction_count
             del self._requests[self._names.pop(request)]
 
-    def _release(self, request: Any) -> None:
-        from sglang.srt.managers.schedule_batch import FINISH_ABORT
-        from sglang.srt.mem_cache.common import release_kv_cache
-
-        request.finished_reason = FINISH_ABORT()
-        scheduler = self._scheduler
-        if request.kv is not None:
-            request.kv_committed_len = request.kv.kv_allocated_len  # where a plan failed there may be more
-            release_kv_cache(request, scheduler.tree_cache, is_insert=False)
-            return
-        if request.last_node is not None:  # the prefix that it was to have from the cache
-            scheduler.tree_cache.dec_lock_ref(request.last_node)
-        if request.req_pool_idx is not None:
-            scheduler.req_to_token_pool.free(request)
-
     # ---- what SGLang sends to its own front end
 
     def send_output(self, output: Any, origin: Any = None) -> None:
@@ -316,12 +283,6 @@ class Engine:
             if request.rid == output.rid:
                 del self._names[self._requests.pop(name)]
                 self._lost.append(name)
-
-
-def _is_changed(request: Any) -> bool:
-    """Whether a running row has a slot for its newest token, which is not computed yet; or none at all any more."""
-    tokens = len(request.origin_input_ids) + len(request.output_ids)
-    return request.kv is None or int(request.kv.kv_allocated_len) >= tokens
 
 
 def _places(rows: Sequence[int], device: torch.device) -> slice | torch.Tensor:
