@@ -129,7 +129,7 @@ class AsyncTransport:
         finally:
             watching.cancel()
             if not call.done():
-                self._leaving.leave(call, model, key, answered, reading)
+                self._leaving.leave(call, model, key, reading)
 
     async def _watch(self, watched: Watched) -> None:
         while not watched.reason:

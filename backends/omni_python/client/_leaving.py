@@ -38,11 +38,9 @@ class Leaving:
         self._stub = stub
         self._threads: set[threading.Thread] = set()
 
-    def leave(self, call: Any, model: str, key: str, answered: bool) -> None:
-        """End, in the background, the request of a call that nobody reads any more, and of which no read is open.
-        `answered`: the server has told something of the request, and knows it."""
-        leaving = (call, model, key, answered)
-        thread = threading.Thread(target=self._leave, args=leaving, name="omni-client-leave", daemon=True)
+    def leave(self, call: Any, model: str, key: str) -> None:
+        """End, in the background, the request of a call that nobody reads any more, and of which no read is open."""
+        thread = threading.Thread(target=self._leave, args=(call, model, key), name="omni-client-leave", daemon=True)
         self._threads.add(thread)
         try:
             thread.start()
@@ -55,16 +53,14 @@ class Leaving:
         for thread in list(self._threads):
             thread.join()
 
-    def _leave(self, call: Any, model: str, key: str, answered: bool) -> None:
+    def _leave(self, call: Any, model: str, key: str) -> None:
         end = time.monotonic() + LEAVE_S
         drained = threading.Event()
         try:
             threading.Thread(target=_drain, args=(call, drained), name="omni-client-drain", daemon=True).start()
             while not drained.is_set() and (left := end - time.monotonic()) > 0:
-                is_told = _is_told(list(_ask(self._stub, model, key, left)))
+                _check(list(_ask(self._stub, model, key, left)))
                 drained.wait(RETRY_S)
-                if answered and not is_told:
-                    break
         except (grpc.RpcError, _Refused):
             pass
         except (RuntimeError, ValueError):  # no thread can be started, see `leave`; the channel was closed
@@ -81,15 +77,13 @@ class AsyncLeaving:
         self._stub = stub
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def leave(
-        self, call: Any, model: str, key: str, answered: bool, reading: asyncio.Future[Any] | None = None
-    ) -> None:
+    def leave(self, call: Any, model: str, key: str, reading: asyncio.Future[Any] | None) -> None:
         """`reading` is the read of the call that was not waited for."""
         # asyncio says in no other way that the loop is about to close; a task would not come to its end then.
         if getattr(asyncio.get_running_loop(), "_asyncgens_shutdown_called", False):
             call.cancel()
             return
-        self.see_through(asyncio.ensure_future(self._leave(call, model, key, answered, reading)))
+        self.see_through(asyncio.ensure_future(self._leave(call, model, key, reading)))
 
     def see_through(self, task: asyncio.Task[Any]) -> None:
         """`wait` for this task, too, for a while."""
@@ -102,21 +96,18 @@ class AsyncLeaving:
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=LEAVE_S)
 
-    async def _leave(
-        self, call: Any, model: str, key: str, answered: bool, reading: asyncio.Future[Any] | None
-    ) -> None:
+    async def _leave(self, call: Any, model: str, key: str, reading: asyncio.Future[Any] | None) -> None:
         holding = _hold_loop(asyncio.current_task())
         await anext(holding)
         draining = asyncio.ensure_future(_drain_async(call, reading))
         try:
             async with asyncio.timeout(LEAVE_S):
-                is_told = True
-                while not draining.done() and (is_told or not answered):
+                while not draining.done():
                     asked = _ask(self._stub, model, key, LEAVE_S)
                     replies = []
                     while (reply := await asked.read()) is not grpc.aio.EOF:  # no generator: the loop may be closing
                         replies.append(reply)
-                    is_told = _is_told(replies)
+                    _check(replies)
                     await asyncio.wait((draining,), timeout=RETRY_S)
         except (grpc.RpcError, _Refused, TimeoutError):
             pass
@@ -162,10 +153,9 @@ def _ask(stub: Any, model: str, key: str, timeout: float) -> Any:
     return stub.ModelStreamInfer(iter((_protocol.cancel_request(model, key),)), timeout=timeout)
 
 
-def _is_told(replies: Sequence[Any]) -> bool:
-    """Whether the request will end. Where it does not know it, the request has ended, is still on its way, or runs on
-    another server, to which a gateway has led it. Raises `_Refused` for what another try does not mend."""
-    errors = [reply.error_message for reply in replies if reply.error_message]
-    if any(not error.startswith("NOT_FOUND") for error in errors):
-        raise _Refused
-    return not errors
+def _check(replies: Sequence[Any]) -> None:
+    """Raises `_Refused` for what another try does not mend. A server that does not know the request may still get it,
+    may have ended it, with responses on their way, or is another one, to which a gateway has led the question."""
+    for reply in replies:
+        if reply.error_message and not reply.error_message.startswith("NOT_FOUND"):
+            raise _Refused

@@ -122,7 +122,7 @@ class Transport:
             raise ended or _protocol.failure(error, self.url, answered, self._is_alive()) from None
         except GeneratorExit:
             if not sys.is_finalizing() and call.is_active():
-                self._leaving.leave(call, model, key, answered)
+                self._leaving.leave(call, model, key)
             raise
         except BaseException:  # Ctrl-C: a read that was interrupted keeps others from reading on
             call.cancel()
