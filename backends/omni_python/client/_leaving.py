@@ -61,9 +61,8 @@ class Leaving:
             while not drained.is_set() and (left := end - time.monotonic()) > 0:
                 _check(list(_ask(self._stub, model, key, left)))
                 drained.wait(RETRY_S)
-        except (grpc.RpcError, _Refused):
-            pass
-        except (RuntimeError, ValueError):  # no thread can be started, see `leave`; the channel was closed
+        # A RuntimeError where no thread can be started, see `leave`; a ValueError where the channel was closed.
+        except (grpc.RpcError, _Refused, RuntimeError, ValueError):
             pass
         finally:
             call.cancel()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import sys
-import threading
 import time
 import weakref
 from collections.abc import Generator, Iterator, Mapping
@@ -28,8 +27,7 @@ class Transport:
         self.url = url
         self._shared_memory = shared_memory
         self._channel = grpc.insecure_channel(url, options=_protocol.channel_options(url))
-        self._over = threading.Event()
-        weakref.finalize(self, _end, self._channel, self._over)  # at the program's end, too, while its threads run
+        self._ending = weakref.finalize(self, self._channel.close)  # at the program's end, while its threads run
         self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
         self._watcher = Watcher(self._look)
         self._leaving = Leaving(self._stub)
@@ -116,7 +114,7 @@ class Transport:
             if refused:
                 raise _protocol.refusal(refused) or self._refusal(model, refused)
         except grpc.RpcError as error:
-            if self._over.is_set():  # the thread of a program that ends: quietly
+            if not self._ending.alive:  # the thread of a program that ends: quietly
                 raise SystemExit from None
             ended = _protocol.ended_here(error, watched, limit, self._closed)
             raise ended or _protocol.failure(error, self.url, answered, self._is_alive()) from None
@@ -176,8 +174,3 @@ class Transport:
                 return False
             raise
         return _protocol.is_pipeline(reply.config)
-
-
-def _end(channel: grpc.Channel, over: threading.Event) -> None:
-    over.set()
-    channel.close()
