@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Collection
 
 from omni_python.control.deaths import DeathWatch
+from omni_python.control.safely import safely
 from omni_python.pipeline.endpoint import Endpoint
 from omni_python.pipeline.registry import Registry
 from omni_python.pipeline.spec import PipelineSpec
@@ -183,10 +184,8 @@ class Members:
     def wait(self, timeout: float) -> None:
         """Up to `timeout` seconds for deaths, and see to them."""
         for epoch in self._deaths.wait(timeout):
-            try:
-                self._bury(epoch)
-            except Exception:  # each death is told once: the others are not to be lost with this one
-                log.exception("not all could be done that the death of a process asks for")
+            # Each death is told once: the others are not to be lost with one that fails.
+            safely("what the death of a process asks for", self._bury, epoch)
 
     def _bury(self, epoch: int) -> None:
         """A process is dead: whatever fails of what is to be done for that, it is started again."""
