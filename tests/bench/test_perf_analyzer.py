@@ -17,7 +17,7 @@ from omni_python.serve.triton_server import TritonServer
 REQUESTS = 4
 
 pytestmark = pytest.mark.skipif(
-    shutil.which("perf_analyzer") is None, reason="perf_analyzer, of Triton's SDK image, is not on PATH"
+    shutil.which("perf_analyzer") is None, reason="perf_analyzer is not on PATH: run it in Triton's SDK image"
 )
 
 

@@ -177,7 +177,7 @@ def test_full_memory_is_refused(noop_server: TritonServer, nothing_left: None) -
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU, such as CI's")
 def test_no_gpu_is_refused(noop_server: TritonServer) -> None:
     with (
         OmniClient(noop_server.grpc_url, "noop_line", shared_memory="cuda") as client,

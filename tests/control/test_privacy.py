@@ -57,7 +57,7 @@ def test_a_link_that_has_taken_a_regions_place_leads_nowhere(
     assert _mode(precious) == 0o644
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="only root can give a file away")
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give a file away, who it is in CI")
 def test_another_users_region_is_left_alone(region: Path) -> None:
     os.chown(region, NOBODY, NOBODY)
     assert str(region) not in hide_mapped_regions()
